@@ -14,7 +14,8 @@ use consort_ir::ops::{
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::RunError;
 use consort_runtime::call::{self, Operand, Stored};
-use consort_runtime::kernels::{self, Kernel, KernelCx, copy};
+use consort_runtime::device::Device;
+use consort_runtime::kernels::{Kernel, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
 use consort_types::layout::{Dims, Layout};
 use consort_types::{Dtype, Failure, Kind};
@@ -178,7 +179,7 @@ fn prepare(
         });
         boxes.map_err(|error| Error::new(name, error.headline, site))?;
     }
-    let kernel = kernels::find(name).copied().or_else(|| world.kernel(name));
+    let kernel = world.cpu().kernel(name);
     let (note, messages) = notes(op, world, args);
     let made_by = Origin::of_op(op, &mesh, &world.facts());
     Ok(Prepared { results, made_by, kernel, note, messages })
@@ -245,7 +246,8 @@ fn compute(
     for arg in args.iter() {
         arg.wait()?;
     }
-    let bytes = prepared.results.iter().map(|(ty, layout)| layout.bytes(ty.dtype).len()).sum();
+    let sizes_of = prepared.results.iter().map(|(ty, layout)| layout.bytes(ty.dtype).len());
+    let bytes = sizes_of.fold(0, usize::saturating_add);
     world.poll_for(bytes).map_err(|error| Error::comm(name, error, site))?;
     let fits = |arg: &Tensor| {
         let (ty, layout) = &prepared.results[0];
@@ -304,9 +306,7 @@ fn run_kernel(
     for tensor in made {
         results.push(stored(tensor, name, site)?);
     }
-    let threads = world.threads();
-    let cx = KernelCx { sizes: *sizes, threads: &threads };
-    call::call(&cx, (kernel, op), &given, &results).map_err(|error| Error::run(name, &error, site))
+    world.cpu().launch(sizes, (kernel, op), &given, &results).map_err(|error| Error::run(name, &error, site))
 }
 
 /// A tensor in its buffer.
@@ -331,7 +331,7 @@ pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Locatio
     let bytes = from.read().map_err(|error| Error::run("copy", &error, site))?;
     let view = call::view(from.dtype, from.layout, &bytes);
     fill_new("copy", buffer, site, |out| {
-        copy::copy(&world.threads(), &view, out).map_err(|error| Error::of("copy", error.0, site))
+        copy::copy(&world.cpu().threads(), &view, out).map_err(|error| Error::of("copy", error.0, site))
     })
 }
 
@@ -356,9 +356,7 @@ fn evaluate(
         made.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
     }
     args.iter().try_for_each(Tensor::wait)?;
-    let threads = world.threads();
-    let cx = KernelCx { sizes: *sizes, threads: &threads };
-    call::evaluate(&cx, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?)
+    call::evaluate(sizes, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?)
         .map_err(|error| Error::run(name, &error, site))?;
     Ok(made)
 }
@@ -392,6 +390,6 @@ pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'st
     let bytes = given.read().map_err(failed)?;
     let view = call::view(given.dtype, given.layout, &bytes);
     let layout = Layout { start: 0, ..(**to.layout).clone() };
-    copy::copy_into(&world.threads(), &view, &mut out, &layout)
+    copy::copy_into(&world.cpu().threads(), &view, &mut out, &layout)
         .map_err(|error| Error::of("copy", error.0, site))
 }

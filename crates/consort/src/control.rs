@@ -213,7 +213,7 @@ fn eager_while<C: Flatten>(
     body: impl Fn(C) -> Result<C>,
     site: Site,
 ) -> Result<C> {
-    let (mut done, mut watch) = (0, Watch::new());
+    let (mut done, mut watch, before) = (0, Watch::new(), texts(&carry));
     loop {
         if !holds(&condition(&carry)?, "while_loop", site)? {
             return Ok(carry);
@@ -222,7 +222,7 @@ fn eager_while<C: Flatten>(
         if done == limit {
             return Err(Error::new("while_loop", ops::Trips::unfinished(limit), site));
         }
-        carry = body(carry)?;
+        carry = kept("while_loop", &before, body(carry)?, site)?;
         done += 1;
     }
 }
@@ -239,12 +239,12 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
         let got = format!("{}{:?}", x.dtype(), x.shape());
         return Err(Error::new("scan", (format!("a first dimension of {length}"), got), site));
     }
-    let mut watch = Watch::new();
+    let (mut watch, before) = (Watch::new(), texts(&carry));
     for place in 0..length {
         watch.iteration("scan", site)?;
         let cut = cut(&xs, |x| x.at(0, place))?;
         let (next, y) = body(carry, cut)?;
-        carry = next;
+        carry = kept("scan", &before, next, site)?;
         parts.push(y.flatten());
         first.get_or_insert(y);
     }
@@ -256,6 +256,21 @@ fn eager_scan<C: Flatten, X: Flatten, Y: Flatten>(
         Tensor::stack(&own, 0)
     })?;
     Ok((carry, ys))
+}
+
+/// The element types and shapes of a value's tensors.
+fn texts(value: &impl Flatten) -> Vec<String> {
+    value.flatten().iter().map(|x| format!("{}{:?}", x.dtype(), x.shape())).collect()
+}
+
+/// What is carried on, if it has the types that it had before.
+fn kept<C: Flatten>(op: &'static str, before: &[String], carry: C, site: Site) -> Result<C> {
+    let after = texts(&carry);
+    match before.iter().zip(&after).find(|(before, after)| before != after) {
+        Some((before, after)) => Err(Error::new(op, (format!("a carry of {before}"), after.clone()), site)),
+        None if before.len() != after.len() => Err(Error::new(op, KEEPS, site)),
+        None => Ok(carry),
+    }
 }
 
 /// Maps each tensor of a value with a function that can fail.

@@ -99,6 +99,13 @@ pub mod kernels {
     pub use consort_runtime::kernels::{Arg, Kernel, KernelCx, KernelError, Run, View, ViewMut};
 }
 
+/// What ops of your own are made of, besides [`ops`] and [`kernels`]; [`apply`] runs them. `docs/own-ops.md` is the guide.
+pub mod custom {
+    pub use consort_ir::literal::{Data, Literal};
+    pub use consort_ir::op;
+    pub use consort_ir::types::{TensorType, Type};
+}
+
 /// The examples of the README and of the guides, as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
@@ -109,5 +116,6 @@ pub mod kernels {
 #[doc = include_str!("../../../docs/pipeline.md")]
 #[doc = include_str!("../../../docs/placements.md")]
 #[doc = include_str!("../../../docs/training.md")]
+#[doc = include_str!("../../../docs/own-ops.md")]
 #[doc = include_str!("../../../docs/from-pytorch.md")]
 struct Examples;

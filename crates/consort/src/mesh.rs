@@ -257,7 +257,7 @@ impl Mesh {
     ///
     /// [`set_timeout`](Mesh::set_timeout) has an example.
     pub fn set_threads(&self, n: usize) {
-        self.world.set_threads(n);
+        self.world.cpu().set_threads(n);
     }
 
     /// Gives the groups of this rank threads that advance large reductions while it computes, eagerly or compiled. True if
@@ -355,7 +355,8 @@ impl Mesh {
         Err(Error::of("parity", failure, site))
     }
 
-    /// Registers a kernel for a user-defined op, which runs through its evaluation otherwise.
+    /// Registers a kernel for a user-defined op, which runs through its evaluation otherwise. It reads contiguous operands,
+    /// or with `strided` operands where they lie, by their strides.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -369,13 +370,13 @@ impl Mesh {
     ///     }
     ///     Ok(())
     /// };
-    /// mesh.add_kernel(Kernel { op: "my_copy", family: "mine", in_place: false, run })?;
+    /// mesh.add_kernel(Kernel { op: "my_copy", family: "mine", in_place: false, strided: false, run })?;
     /// # Ok(()) }
     /// ```
     #[track_caller]
     pub fn add_kernel(&self, kernel: Kernel) -> Result<()> {
         // By name, because a kernel has no op: kernels are found by it.
-        if built_in(kernel.op).is_some() || self.world.kernel(kernel.op).is_some() {
+        if built_in(kernel.op).is_some() || self.world.cpu().kernel(kernel.op).is_some() {
             let got = ("an op without a kernel", format!("`{}`", kernel.op));
             return Err(Error::new("add_kernel", got, Location::caller()));
         }

@@ -70,8 +70,9 @@ impl CachedLayout {
 
     /// The bytes of storage from the first element to the last.
     pub(crate) fn bytes(&self, dtype: Dtype) -> std::ops::Range<usize> {
-        let start = self.layout.start * dtype.size();
-        start..start + self.span * dtype.size()
+        // What is too large for any memory is refused when it is allocated.
+        let start = self.layout.start.saturating_mul(dtype.size());
+        start..start.saturating_add(self.span.saturating_mul(dtype.size()))
     }
 
     pub(crate) fn is_contiguous(&self) -> bool {

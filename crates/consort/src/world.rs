@@ -12,8 +12,8 @@ use consort_comm::{CommError, DEFAULT_DEADLINE, Heap, Note, from_now, report_uns
 use consort_ir::index::{Facts, Sym};
 use consort_ir::mesh;
 use consort_ir::ops::EvalCx;
+use consort_runtime::device::Cpu;
 use consort_runtime::kernels::Kernel;
-use consort_runtime::threads::Threads;
 use consort_types::{Digest, GroupName, Rank};
 
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ pub(crate) struct World {
     pub(crate) starts: RefCell<Option<Started>>,
     /// `None` if there are only shapes.
     comm: Option<Comm>,
-    threads: RefCell<Threads>,
+    cpu: Cpu,
     timeout: Cell<Duration>,
     /// Whether groups have progress threads.
     is_helped: Cell<bool>,
@@ -55,7 +55,6 @@ pub(crate) struct World {
     /// Whether calls are warm-up calls.
     pub(crate) warming: Cell<bool>,
     unwaited: RefCell<Vec<Unwaited>>,
-    kernels: RefCell<Vec<Kernel>>,
     memo: RefCell<Memo>,
 }
 
@@ -114,14 +113,13 @@ impl World {
             splits: RefCell::default(),
             symbols: BTreeMap::new(),
             comm,
-            threads: RefCell::new(Threads::ONE),
+            cpu: Cpu::default(),
             timeout: Cell::new(DEFAULT_DEADLINE),
             is_helped: Cell::new(false),
             work: Cell::new(0),
             copied: Cell::new(0),
             warming: Cell::new(false),
             unwaited: RefCell::new(Vec::new()),
-            kernels: RefCell::new(Vec::new()),
             memo: RefCell::new(Memo::default()),
             envelope: Cell::new(None),
             landed: Cell::new(None),
@@ -258,12 +256,9 @@ impl World {
         Ok(all.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
-    pub(crate) fn threads(&self) -> Ref<'_, Threads> {
-        self.threads.borrow()
-    }
-
-    pub(crate) fn set_threads(&self, n: usize) {
-        *self.threads.borrow_mut() = Threads::new(n);
+    /// What computes.
+    pub(crate) fn cpu(&self) -> &Cpu {
+        &self.cpu
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -343,13 +338,8 @@ impl World {
     }
 
     pub(crate) fn add_kernel(&self, kernel: Kernel) {
-        self.kernels.borrow_mut().push(kernel);
+        self.cpu.add(kernel);
         *self.memo.borrow_mut() = Memo::default();
-    }
-
-    /// The kernel that a user gave for an op.
-    pub(crate) fn kernel(&self, op: &str) -> Option<Kernel> {
-        self.kernels.borrow().iter().find(|kernel| kernel.op == op).copied()
     }
 }
 

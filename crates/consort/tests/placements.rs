@@ -1,7 +1,9 @@
 //! What users declare about the placements of tensors: where they are equal, and what must come back equal.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::{Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, value_and_grad};
+use consort::{
+    Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, value_and_grad,
+};
 
 fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {

@@ -68,7 +68,7 @@ fn b20_a_user_op_runs_eagerly() {
         let once = |a: f64| apply(&Axpy { a }, [x.clone(), y.clone()]);
         assert_eq!(once(3.0)?[0].to_vec::<f32>()?, [4.0, 7.0]);
         assert_eq!(once(3.0)?[0].varies(), ["world"]);
-        mesh.add_kernel(Kernel { op: "axpy", family: "user", in_place: false, run })?;
+        mesh.add_kernel(Kernel { op: "axpy", family: "user", in_place: false, strided: false, run })?;
         assert_eq!(once(3.0)?[0].to_vec::<f32>()?, [1004.0, 1007.0]);
         assert_eq!(once(-1.0)?[0].to_vec::<f32>()?, [1000.0, 999.0]);
         let error =
@@ -392,4 +392,59 @@ fn b20_a_user_collective_is_differentiated() {
         let before = ((rank + 2) % 3) as f64;
         assert_eq!(outcome.unwrap(), (2.0 * (rank as f64 + 2.0) * (before + 1.0), 2));
     }
+}
+
+op! {
+    /// Twice the operand.
+    ///
+    /// (C1) The operand is of f32.
+    pub struct Twice("twice")(x) {}
+    example "mesh ()\n\nfunc @f(v0: f32[1]) -> f32[1] {\n    v1 = twice v0 : f32[1]\n    return v1\n}\n; run: @f([3]) == [6]\n"
+}
+
+impl OpDef for Twice {
+    fn infer(&self, cx: &mut InferCx<'_>) -> Result<Vec<Type>, Box<Failure>> {
+        Ok(vec![cx.tensor(0)?.clone().into()])
+    }
+    fn cost(&self, cx: &CostCx<'_>) -> Cost {
+        cx.kernel(cx.result_numel())
+    }
+    fn eval(&self, _cx: &EvalCx<'_>, _: &[&Literal]) -> Result<Vec<Literal>, EvalError> {
+        Err(EvalError::new("it has a kernel"))
+    }
+}
+
+/// Reads its operand as if it had no gaps.
+fn twice<'a>(
+    _cx: &KernelCx<'a>,
+    _op: &dyn OpDef,
+    args: &[Arg<'a>],
+    results: &mut [ViewMut<'a>],
+) -> Result<(), KernelError> {
+    let [Arg::View(x)] = args else { return Err(KernelError::new("expected an operand")) };
+    let out = results[0].elements::<f32>()?;
+    out.iter_mut().zip(x.elements::<f32>()?).for_each(|(z, x)| *z = 2.0 * x);
+    Ok(())
+}
+
+#[test]
+fn b20_a_kernel_that_reads_no_strides_gets_packed_operands() {
+    let outcomes = spawn(1, |mesh| {
+        mesh.add_kernel(Kernel { op: "twice", family: "user", in_place: false, strided: false, run: twice })?;
+        let views = |x: Tensor| -> consort::Result<Vec<Tensor>> {
+            let row = x.narrow(0, 1, 1)?.broadcast_to(&[2, 2])?;
+            [x.t()?, x.narrow(1, 1, 1)?, row]
+                .into_iter()
+                .map(|x| Ok(apply(&Twice {}, [x])?.remove(0)))
+                .collect()
+        };
+        let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
+        let compiled = compile(views);
+        for all in [views(x.clone())?, compiled.call(x)?] {
+            let all = all.iter().map(Tensor::to_vec::<f32>).collect::<consort::Result<Vec<_>>>()?;
+            assert_eq!(all, [vec![2.0, 6.0, 4.0, 8.0], vec![4.0, 8.0], vec![6.0, 8.0, 6.0, 8.0]]);
+        }
+        Ok(())
+    });
+    outcomes.into_iter().for_each(|outcome| outcome.unwrap());
 }

@@ -47,7 +47,7 @@ fn every_constraint_and_every_invariant_has_a_case() {
         }
     }
     // V4 cannot be written down: the parser knows no axis that the mesh lacks. `ir/tests/in_memory.rs` breaks it.
-    let invariants = ["V1", "V2", "V3", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "P1", "P2", "P3"];
+    let invariants = ["V1", "V2", "V3", "V5", "V6", "V7", "V8", "V9", "V10", "V11", "P1", "P2", "P3", "P4"];
     let hazards = (1..=10).map(|number| format!("H{number}"));
     for rule in invariants.into_iter().map(str::to_string).chain(hazards) {
         if !broken.iter().any(|(_, r)| *r == rule) {

@@ -12,7 +12,7 @@ use crate::entity::Value;
 use crate::index::{Facts, Index, Sym, SymbolFacts};
 use crate::mesh::Mesh;
 use crate::ops::{Cost, CostCx, EvalCx, Flow, Trips};
-use crate::plan::{Place, Region};
+use crate::plan::{Place, RegionKind};
 use crate::program::{Block, Func, Node};
 use crate::types::Type;
 
@@ -156,7 +156,7 @@ fn region_ends(sizes: &EvalCx<'_>, func: &Func, block: &Block, ends: &mut BTreeM
     let mut note = |values: &[Value], places: &[Place]| {
         let tensors = values.iter().filter_map(|value| func.ty(*value)).flat_map(Type::tensors);
         for (tensor, place) in tensors.zip(places) {
-            if let Region::Dyn(region) = place.region {
+            if let RegionKind::Dyn(region) = place.region.kind {
                 let bytes = number(sizes, &tensor.bytes());
                 let end = ends.entry(region).or_insert(0);
                 *end = (*end).max(place.offset.saturating_add(bytes));

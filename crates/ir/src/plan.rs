@@ -4,7 +4,7 @@
 //! the order in which they run and carry
 //!
 //! - a *place* for each tensor they define: a region and a byte offset (`@heap+0x40`). Tensors are contiguous there,
-//!   in row-major order;
+//!   in row-major order. A region in the memory of a device has its space before it (`@device_heap+0x40`);
 //! - `view`: nothing runs. The results are the operand's own elements, in the op's layout; their place is that of the
 //!   operand, and their first element and strides follow from the op ([`OpDef::view`](crate::ops::OpDef::view));
 //! - `reuse vN`: the result takes over the storage of a dead value, or of a part of it;
@@ -21,12 +21,12 @@
 //! there, and so do the base and the new part of an `update_slice`. A start whose result takes the place of an
 //! operand ([`crate::ops::OpDef::overwrites`]) works in place.
 //!
-//! The structural rules, checked by `verify`, are the invariants P1 to P3 at the head of `verify/mod.rs`;
+//! The structural rules, checked by `verify`, are the invariants P1 to P4 at the head of `verify/mod.rs`;
 //! hazards between buffers are re-derived from the text alone by `verify::hazards`, and run by the plan oracle.
 
 use std::fmt;
 
-use consort_types::{GroupName, Held, Rank};
+use consort_types::{GroupName, Held, Rank, Space};
 
 use crate::entity::Value;
 use crate::index::Sym;
@@ -45,9 +45,18 @@ pub struct PlanHeader {
     pub donated: Vec<Value>,
 }
 
-/// A memory region.
+/// A memory region: one of each kind in each space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Region {
+pub struct Region {
+    /// The memory that it is in. Written before the kind, unless it is the host's.
+    pub space: Space,
+    /// What it holds.
+    pub kind: RegionKind,
+}
+
+/// What a memory region holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RegionKind {
     /// The storage of a parameter, by the parameter's position.
     Arg(u32),
     /// Memory private to this rank.
@@ -62,33 +71,78 @@ pub enum Region {
 
 impl Region {
     /// The spellings, for errors.
-    pub const NAMES: &str = "a region (arg0, .., arena, heap, out0, .., dyn0, ..)";
+    pub const NAMES: &str = "a region (arg0, .., arena, heap, out0, .., dyn0, .., or device_heap, ..)";
+
+    /// Memory of the host that is private to the rank.
+    pub const ARENA: Region = Region::of(RegionKind::Arena);
+    /// Memory of the host that peers can map.
+    pub const HEAP: Region = Region::of(RegionKind::Heap);
+
+    /// A region of the host.
+    pub const fn of(kind: RegionKind) -> Region {
+        Region { space: Space::Host, kind }
+    }
 
     /// The region of this spelling.
     pub fn from_name(name: &str) -> Option<Region> {
+        let (space, kind) = match name.strip_prefix("device_") {
+            Some(kind) => (Space::Device, kind),
+            None => (Space::Host, name),
+        };
+        RegionKind::from_name(kind).map(|kind| Region { space, kind })
+    }
+
+    /// Whether it is the storage of a parameter.
+    pub fn is_arg(self) -> bool {
+        matches!(self.kind, RegionKind::Arg(_))
+    }
+
+    /// Whether its size is known only at run time.
+    pub fn is_dyn(self) -> bool {
+        matches!(self.kind, RegionKind::Dyn(_))
+    }
+
+    /// Whether a plan keeps its storage from call to call.
+    pub fn is_kept(self) -> bool {
+        matches!(self.kind, RegionKind::Arena | RegionKind::Heap)
+    }
+}
+
+impl RegionKind {
+    /// The kind of this spelling.
+    pub fn from_name(name: &str) -> Option<RegionKind> {
         let number = |prefix: &str| {
             let digits = name.strip_prefix(prefix)?;
             digits.parse::<u32>().ok().filter(|number| number.to_string() == digits)
         };
         match name {
-            "arena" => Some(Region::Arena),
-            "heap" => Some(Region::Heap),
+            "arena" => Some(RegionKind::Arena),
+            "heap" => Some(RegionKind::Heap),
             _ => None
-                .or_else(|| number("arg").map(Region::Arg))
-                .or_else(|| number("out").map(Region::Out))
-                .or_else(|| number("dyn").map(Region::Dyn)),
+                .or_else(|| number("arg").map(RegionKind::Arg))
+                .or_else(|| number("out").map(RegionKind::Out))
+                .or_else(|| number("dyn").map(RegionKind::Dyn)),
         }
     }
 }
 
 impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.space {
+            Space::Host => self.kind.fmt(f),
+            Space::Device => write!(f, "{}_{}", self.space, self.kind),
+        }
+    }
+}
+
+impl fmt::Display for RegionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Region::Arg(number) => write!(f, "arg{number}"),
-            Region::Arena => f.write_str("arena"),
-            Region::Heap => f.write_str("heap"),
-            Region::Out(number) => write!(f, "out{number}"),
-            Region::Dyn(number) => write!(f, "dyn{number}"),
+            RegionKind::Arg(number) => write!(f, "arg{number}"),
+            RegionKind::Arena => f.write_str("arena"),
+            RegionKind::Heap => f.write_str("heap"),
+            RegionKind::Out(number) => write!(f, "out{number}"),
+            RegionKind::Dyn(number) => write!(f, "dyn{number}"),
         }
     }
 }

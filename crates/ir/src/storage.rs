@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::entity::{Value, ValueMap};
 use crate::ops::{Alias, Effects, EvalCx, EvalError, Joined, OpDef, boxes_of, layouts_of};
-use crate::plan::{Place, Region};
+use crate::plan::{Place, Region, RegionKind};
 use crate::program::{Block, Func, Node};
 use crate::types::TensorType;
 
@@ -235,7 +235,7 @@ impl ByteSet {
 /// that is kept from call to call and takes part in communication.
 pub fn entry_leases(func: &Func) -> BTreeSet<Region> {
     fn add(block: &Block, regions: &mut ValueMap<Region>, all: &mut BTreeSet<Region>) {
-        let kept = |place: &Region| matches!(place, Region::Arena | Region::Heap);
+        let kept = |place: &Region| place.is_kept();
         for (param, place) in block.params.iter().zip(&block.places) {
             regions.insert(*param, place.region);
         }
@@ -255,7 +255,11 @@ pub fn entry_leases(func: &Func) -> BTreeSet<Region> {
     add(&func.body, &mut ValueMap::default(), &mut all);
     let donated = func.plan.as_ref().map_or(&[][..], |head| &head.donated);
     let params = (0u32..).zip(&func.body.params);
-    all.extend(params.filter(|(_, param)| donated.contains(param)).map(|(number, _)| Region::Arg(number)));
+    all.extend(
+        params
+            .filter(|(_, param)| donated.contains(param))
+            .map(|(number, _)| Region::of(RegionKind::Arg(number))),
+    );
     all
 }
 
@@ -367,7 +371,7 @@ mod tests {
     use consort_types::{Rank, Rng};
 
     fn placement(offset: u64, layout: Layout) -> Placement {
-        Placement { place: Place { region: Region::Heap, offset }, width: 4, extent: Extent::At(layout) }
+        Placement { place: Place { region: Region::HEAP, offset }, width: 4, extent: Extent::At(layout) }
     }
 
     /// The bytes of every element, one by one.
@@ -419,8 +423,8 @@ mod tests {
         let mut rng = Rng::new(1);
         for _ in 0..200 {
             let (mut set, mut list) = (ByteSet::default(), vec![true; 64]);
-            set.add(Region::Heap, 0..64);
-            set.add(Region::Arena, 0..64);
+            set.add(Region::HEAP, 0..64);
+            set.add(Region::ARENA, 0..64);
             let mut marks = Vec::new();
             for _ in 0..12 {
                 let start = rng.below(60);
@@ -429,7 +433,7 @@ mod tests {
                     marks.push((set.mark(), list.clone()));
                 }
                 let some = list[range.clone()].contains(&true);
-                assert_eq!(set.remove(Region::Heap, &(range.start as u64..range.end as u64)), some);
+                assert_eq!(set.remove(Region::HEAP, &(range.start as u64..range.end as u64)), some);
                 list[range].fill(false);
                 if rng.one_in(4)
                     && let Some((mark, before)) = marks.pop()
@@ -437,8 +441,8 @@ mod tests {
                     set.restore(mark);
                     list = before;
                 }
-                assert_eq!(set.ranges.get(&(Region::Arena, 0)), Some(&64));
-                let heap = set.ranges.iter().filter(|((region, _), _)| *region == Region::Heap);
+                assert_eq!(set.ranges.get(&(Region::ARENA, 0)), Some(&64));
+                let heap = set.ranges.iter().filter(|((region, _), _)| *region == Region::HEAP);
                 let mut all = vec![false; 64];
                 heap.for_each(|((_, start), end)| all[*start as usize..*end as usize].fill(true));
                 assert_eq!(all, list);

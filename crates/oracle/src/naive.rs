@@ -6,7 +6,7 @@ use consort_ir::entity::Value;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow};
-use consort_ir::plan::{NodePlan, Place, PlanHeader, Region};
+use consort_ir::plan::{NodePlan, Place, PlanHeader, Region, RegionKind};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::types::TensorType;
 use consort_types::{Held, Rank};
@@ -36,7 +36,7 @@ pub fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, 
         rank,
         symbols,
         lazy,
-        used: BTreeMap::from([(Region::Arena, 0), (Region::Heap, 0)]),
+        used: BTreeMap::from([(Region::ARENA, 0), (Region::HEAP, 0)]),
         returned: func.body.results.iter().copied().collect(),
         whole: func.body.results.iter().copied().collect(),
         places: BTreeMap::new(),
@@ -48,7 +48,8 @@ pub fn plan(mesh: &Mesh, func: &Func, rank: Rank, symbols: &BTreeMap<Sym, i64>, 
     let mut planned = func.clone();
     for (number, param) in (0u32..).zip(&func.body.params) {
         let tensors = func.ty(*param).map_or(&[][..], |ty| ty.tensors());
-        let places: Vec<Place> = tensors.iter().map(|ty| naive.take(Region::Arg(number), ty)).collect();
+        let places: Vec<Place> =
+            tensors.iter().map(|ty| naive.take(Region::of(RegionKind::Arg(number)), ty)).collect();
         planned.body.places.extend(&places);
         naive.places.insert(*param, places);
     }
@@ -81,7 +82,7 @@ impl Naive<'_> {
         let bytes = sizes.index(&ty.bytes()).unwrap_or(0) as u64;
         let used = self.used.entry(region).or_default();
         let offset = used.next_multiple_of(64);
-        if !matches!(region, Region::Dyn(_)) {
+        if !region.is_dyn() {
             *used = offset + bytes;
         }
         Place { region, offset }
@@ -95,8 +96,8 @@ impl Naive<'_> {
             ty.shape.iter().for_each(|s| s.symbols(&mut |sym| unbacked |= matches!(sym, Sym::Unbacked(_))));
             self.next += 1;
             let region = match (unbacked, self.returned.contains(&value)) {
-                (true, _) => Region::Dyn(self.next),
-                (false, true) => Region::Out(self.next),
+                (true, _) => Region::of(RegionKind::Dyn(self.next)),
+                (false, true) => Region::of(RegionKind::Out(self.next)),
                 (false, false) => kept,
             };
             places.push(self.take(region, ty));
@@ -120,7 +121,7 @@ impl Naive<'_> {
                     let shared = self.lazy && node.op.flow() == Flow::Cond && !self.views.contains(arg);
                     let places = match shared {
                         true => self.places[arg].clone(),
-                        false => self.fresh(param, Region::Heap),
+                        false => self.fresh(param, Region::HEAP),
                     };
                     inside.places.extend(&places);
                     self.places.insert(param, places);
@@ -154,7 +155,7 @@ impl Naive<'_> {
         }
         let start = node.op.effects().starts();
         for result in &node.results {
-            let region = if start.is_some() { Region::Heap } else { Region::Arena };
+            let region = if start.is_some() { Region::HEAP } else { Region::ARENA };
             plan.places.extend(self.fresh(*result, region));
         }
         let Some(group) = start else { return plan };

@@ -7,7 +7,7 @@ mod planned;
 use consort_ir::entity::Value;
 use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
-use consort_ir::plan::{Place, Region};
+use consort_ir::plan::{Place, Region, RegionKind};
 use consort_ir::program::{Func, Node, Program};
 use consort_ir::text::{parse, run_lines};
 use consort_oracle::plan;
@@ -132,8 +132,8 @@ fn random_orders_on_eight_ranks() {
 fn plant(plan: &mut Func) {
     let wait = plan.body.nodes.iter_mut().find(|node| node.results == [Value(13)]).unwrap();
     let places = &mut wait.plan.as_mut().unwrap().places;
-    assert_ne!(places[0].region, Region::Arg(2));
-    *places = vec![Place { region: Region::Arg(2), offset: 0 }];
+    assert_ne!(places[0].region, Region::of(RegionKind::Arg(2)));
+    *places = vec![Place { region: Region::of(RegionKind::Arg(2)), offset: 0 }];
 }
 
 #[test]

@@ -10,6 +10,7 @@ use consort_comm::{Group, spawn};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Neg, OpTable};
 use consort_ir::text::parse;
+use consort_runtime::device::Cpu;
 use consort_runtime::execute::{ArgValue, Exec, RunCx};
 use consort_runtime::kernels::{Arg, KernelCx, View, ViewMut, find};
 use consort_runtime::threads::Threads;
@@ -38,7 +39,7 @@ fn chain(ops: usize) -> String {
 fn lowered(text: &str, rank: usize) -> Exec {
     let mut program = parse(text, &OpTable::built_in()).unwrap().program;
     program.funcs[0].plan.as_mut().unwrap().rank = Rank(rank as u32);
-    Exec::lower(&program.mesh, &program.funcs[0], &|_| None).unwrap()
+    Exec::lower(&program.mesh, &program.funcs[0], &Cpu::default()).unwrap()
 }
 
 fn measure(all: &Group, text: &str, times: usize) -> f64 {
@@ -46,7 +47,7 @@ fn measure(all: &Group, text: &str, times: usize) -> f64 {
     let groups: Vec<Option<Group>> = exec.groups().iter().map(|_| Some(all.clone())).collect();
     let timeout = Duration::from_secs(10);
     let cx =
-        RunCx { heap: all.heap(), groups: &groups, threads: &Threads::ONE, timeout, clock: &Instant::now };
+        RunCx { heap: all.heap(), groups: &groups, device: &Cpu::default(), timeout, clock: &Instant::now };
     let mut args = [ArgValue::Tensor { buffer: all.heap().alloc_from(&[0; 64]).unwrap(), pending: None }];
     best(times, || drop(black_box(exec.run(&cx, &mut args).unwrap())))
 }

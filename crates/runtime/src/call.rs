@@ -1,11 +1,12 @@
 //! Calls a kernel, or the evaluation of an op, on tensors in buffers: the one way for plans and eager code.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
 use consort_comm::{Buffer, Bytes, BytesMut};
 use consort_ir::literal::Literal;
-use consort_ir::ops::{OpDef, eval_of};
+use consort_ir::ops::{EvalCx, OpDef, eval_of};
 use consort_types::Dtype;
 use consort_types::layout::Layout;
 use smallvec::SmallVec;
@@ -32,17 +33,10 @@ pub struct Stored<'a> {
 pub enum Operand<'a> {
     /// It is read where it lies.
     Stored(Stored<'a>),
-    /// A copy, since the kernel would overwrite it.
-    Copied(Copied<'a>),
+    /// It overlaps a result, so the kernel reads a copy.
+    Overlapping(Stored<'a>),
     /// It is the first result, element for element.
     Result,
-}
-
-/// A copy of a tensor in the layout of the tensor.
-pub struct Copied<'a> {
-    storage: Storage,
-    dtype: Dtype,
-    layout: &'a Layout,
 }
 
 impl<'a> Stored<'a> {
@@ -72,11 +66,6 @@ impl<'a> Stored<'a> {
         Ok(())
     }
 
-    /// A copy of it, gaps included.
-    pub fn copied(&self) -> Result<Copied<'a>, RunError> {
-        Ok(Copied { storage: Storage::of(&self.read()?), dtype: self.dtype, layout: self.layout })
-    }
-
     /// Its elements without gaps.
     pub(crate) fn packed(&self, threads: &Threads) -> Result<Storage, RunError> {
         let mut packed = Storage::new(self.dtype, self.layout.numel());
@@ -85,8 +74,8 @@ impl<'a> Stored<'a> {
     }
 
     /// Its elements in the form that evaluations take.
-    pub(crate) fn literal(&self, threads: &Threads) -> Result<Literal, RunError> {
-        let packed = self.packed(threads)?;
+    pub(crate) fn literal(&self) -> Result<Literal, RunError> {
+        let packed = self.packed(&Threads::ONE)?;
         let literal = Literal::from_bytes(self.dtype, self.layout.shape.to_vec(), packed.bytes());
         literal.ok_or_else(|| RunError::new("expected a tensor that the evaluation can hold"))
     }
@@ -105,6 +94,23 @@ pub fn call(
     args: &[Operand<'_>],
     results: &[Stored<'_>],
 ) -> Result<(), RunError> {
+    // Copies come first: a result that is claimed for writing cannot be read.
+    let mut copies: SmallVec<[(Storage, Cow<'_, Layout>); 1]> = SmallVec::new();
+    for arg in args {
+        match arg {
+            Operand::Stored(stored) | Operand::Overlapping(stored)
+                if !kernel.strided && !stored.layout.is_contiguous() =>
+            {
+                let gapless = Layout::contiguous(&stored.layout.shape);
+                copies.push((stored.packed(cx.threads)?, Cow::Owned(gapless)));
+            }
+            Operand::Overlapping(stored) => {
+                copies.push((Storage::of(&stored.read()?), Cow::Borrowed(stored.layout)));
+            }
+            Operand::Stored(_) | Operand::Result => {}
+        }
+    }
+    let is_read = |stored: &Stored<'_>| kernel.strided || stored.layout.is_contiguous();
     let mut writes: SmallVec<[_; 2]> = SmallVec::new();
     for result in results {
         writes.push(result.write()?);
@@ -112,18 +118,20 @@ pub fn call(
     let mut reads: SmallVec<[_; 4]> = SmallVec::new();
     for arg in args {
         reads.push(match arg {
-            Operand::Stored(stored) => Some(stored.read()?),
-            Operand::Copied(_) | Operand::Result => None,
+            Operand::Stored(stored) if is_read(stored) => Some(stored.read()?),
+            _ => None,
         });
     }
+    let mut copies = copies.iter();
     let mut views: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
     for (arg, bytes) in args.iter().zip(&reads) {
         views.push(match (arg, bytes) {
             (Operand::Stored(stored), Some(bytes)) => Arg::View(view(stored.dtype, stored.layout, bytes)),
-            (Operand::Copied(copied), _) => {
-                Arg::View(view(copied.dtype, copied.layout, copied.storage.bytes()))
-            }
-            _ => Arg::Result,
+            (Operand::Stored(stored) | Operand::Overlapping(stored), _) => match copies.next() {
+                Some((copied, layout)) => Arg::View(view(stored.dtype, layout, copied.bytes())),
+                None => return Err(RunError::new("an operand was not copied")),
+            },
+            (Operand::Result, _) => Arg::Result,
         });
     }
     let mut outs: SmallVec<[ViewMut<'_>; 2]> = SmallVec::new();
@@ -135,14 +143,14 @@ pub fn call(
 
 /// Runs an op that has no kernel through its reference evaluation.
 pub fn evaluate(
-    cx: &KernelCx<'_>,
+    sizes: &EvalCx<'_>,
     op: &dyn OpDef,
     args: &[Stored<'_>],
     results: &[Stored<'_>],
 ) -> Result<(), RunError> {
-    let given = args.iter().map(|arg| arg.literal(cx.threads)).collect::<Result<Vec<_>, _>>()?;
+    let given = args.iter().map(Stored::literal).collect::<Result<Vec<_>, _>>()?;
     let wanted: Vec<_> = results.iter().map(|result| (result.dtype, &result.layout.shape[..])).collect();
-    let made = eval_of(op, &cx.sizes, &given.iter().collect::<Vec<_>>(), &wanted)?;
+    let made = eval_of(op, sizes, &given.iter().collect::<Vec<_>>(), &wanted)?;
     for (result, made) in results.iter().zip(made) {
         result.write()?.copy_from_slice(&made.to_bytes());
     }

@@ -4,6 +4,8 @@
 
 #[path = "execute/calls.rs"]
 mod calls;
+#[path = "execute/late.rs"]
+mod late;
 #[path = "execute/ranks.rs"]
 mod ranks;
 #[path = "execute/releases.rs"]
@@ -86,8 +88,11 @@ fn every_case_gives_what_the_oracle_gives() {
             }
             for lazy in [false, true] {
                 ran += 1;
-                let outcome = planned(&program, func, &inputs, lazy)
-                    .and_then(|plans| compare(func, &expected, &run(&program.mesh, &plans, &inputs)));
+                let outcome = planned(&program, func, &inputs, lazy).and_then(|plans| {
+                    compare(func, &expected, &run(&program.mesh, &plans, &inputs))?;
+                    let got = late::run(&program.mesh, &plans, &inputs);
+                    compare(func, &expected, &got).map_err(|error| format!("on a late device: {error}"))
+                });
                 if let Err(error) = outcome {
                     wrong.push(format!("{name}:{}: {error}", line.line));
                 }

@@ -26,6 +26,7 @@ mod ranges;
 mod reduce;
 mod rng;
 mod site;
+mod space;
 
 pub use collective::{Collective, Kind, Role, Written};
 pub use destination::{Destination, Held};
@@ -38,3 +39,4 @@ pub use ranges::overlaps;
 pub use reduce::Reduce;
 pub use rng::Rng;
 pub use site::Site;
+pub use space::Space;

@@ -11,6 +11,7 @@ use consort_ir::ops::{Add, AllReduceStart, Mul, Permute, Reshape, Sigmoid, Tanh}
 use consort_ir::program::{Func, Program};
 use consort_ir::types::TensorType;
 use consort_passes::{Binding, PassCx, Stage, compile, report};
+use consort_runtime::device::Cpu;
 use consort_runtime::execute::Exec;
 use consort_types::{Failure, GroupName, Rank, Reduce};
 use serde_json::{Value, json};
@@ -44,7 +45,7 @@ pub(crate) fn measure(case: &str, ops: usize) -> anyhow::Result<Value> {
     lap();
     let costs = report(decided.mesh(), &planned);
     let report_ms = lap();
-    Exec::lower(decided.mesh(), &planned, &|_| None)?;
+    Exec::lower(decided.mesh(), &planned, &Cpu::default())?;
     let lower_ms = lap();
     let checks = verify_ms + hazards_ms;
     let all = checks + simplify_ms + plan_ms + report_ms + lower_ms;

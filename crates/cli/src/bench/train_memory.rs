@@ -37,7 +37,7 @@ impl Memory {
                 .any(|size| symbols(size).is_superset(&symbols(rows)))
         };
         // In the storage of arguments lie only the data, and weights that are repeated for each row.
-        let is_own = |value: Value, region: Region| depends(value) && !matches!(region, Region::Arg(_));
+        let is_own = |value: Value, region: Region| depends(value) && !region.is_arg();
         let activations = alive(mesh, func, None, is_own);
         let loss = func.body.results.first().copied()?;
         (!symbols(rows).is_empty() && activations > 0).then(|| Memory {

@@ -12,8 +12,8 @@ use consort_ir::program::{Block, Func, Program};
 use consort_ir::types::Type;
 use consort_passes::{Binding, PassCx, compile};
 use consort_runtime::RunError;
+use consort_runtime::device::Cpu;
 use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
-use consort_runtime::threads::Threads;
 use consort_types::{GroupName, Rank};
 
 /// Why a rank failed.
@@ -133,7 +133,7 @@ impl Ready {
         // All ranks create all groups that the program names, in its order.
         let mut made = Vec::new();
         make_groups(mesh, &plan.body, all, from_now(timeout), &mut made)?;
-        let exec = Exec::lower(mesh, &plan, &|_| None)?;
+        let exec = Exec::lower(mesh, &plan, &Cpu::default())?;
         let group = |over: &GroupName| {
             made.iter().find(|(other, _)| other == over).and_then(|(_, group)| group.clone())
         };
@@ -162,7 +162,7 @@ impl Ready {
                 _ => ArgValue::Tensor { buffer: heap.alloc_from(&input.to_bytes())?, pending: None },
             });
         }
-        let cx = RunCx { heap, groups, threads: &Threads::ONE, timeout: *timeout, clock: &Instant::now };
+        let cx = RunCx { heap, groups, device: &Cpu::default(), timeout: *timeout, clock: &Instant::now };
         let mut outs = exec.run(&cx, &mut args).map_err(failure)?;
         // Results may share one buffer, which can be read when no pending operation writes to it.
         for out in &mut outs {

@@ -25,7 +25,7 @@ fn explain_shows_memory_copies_cost_and_plan() {
 cost: 1 operations, 16 bytes moved, 8 bytes received
 memory: 8 bytes, 8 alive at once
 copied for communication: 8 bytes
-  v0: 8 bytes (argument), for `all_reduce`
+  v0: 8 bytes (argument), for `all_reduce` at sum.rs:3
 mesh (tp: 2)
 
 func @sum(v0: f32[2]{tp} @arg0+0x0) -> f32[2]

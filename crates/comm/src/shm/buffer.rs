@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use consort_types::{Failure, overlaps};
+use consort_types::{Failure, Space, overlaps};
 
 use crate::CommError;
 use crate::shm::heap::{Heap, LINE};
@@ -214,6 +214,11 @@ impl Buffer {
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
+    }
+
+    /// Where its memory is.
+    pub fn space(&self) -> Space {
+        self.block().heap.space()
     }
 
     /// Whether it is a part of this heap.

@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use consort_types::Space;
+
 use crate::CommError;
 use crate::shm::alarm::Alarm;
 use crate::shm::buffer::Buffer;
@@ -100,6 +102,11 @@ impl Heap {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it is: ranks share memory of the host, and MPI is given such too.
+    pub fn space(&self) -> Space {
+        Space::Host
     }
 
     /// A block of `len` bytes with unspecified contents.

@@ -11,7 +11,7 @@ use consort_ir::entity::Value;
 use consort_ir::index::{Guard, Sym};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Effects, EqualOver, call_name};
-use consort_ir::plan::Region;
+use consort_ir::plan::{Region, RegionKind};
 use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::text::print_used;
 use consort_ir::types::{TensorType, Type};
@@ -194,8 +194,7 @@ impl Graph {
             error => failed(error.failure()),
         })?;
         log("plan", || print_used(&Program { mesh: mesh.clone(), funcs: vec![func.clone()] }));
-        let exec =
-            Exec::lower(mesh, &func, &|op| world.kernel(op)).map_err(|error| failed(error.failure()))?;
+        let exec = Exec::lower(mesh, &func, world.cpu()).map_err(|error| failed(error.failure()))?;
         let groups =
             exec.groups().iter().map(|over| world.group(*over, site)).collect::<std::result::Result<_, _>>();
         let groups = groups.map_err(|error| Error::comm("compile", error, site))?;
@@ -329,7 +328,7 @@ impl Planned {
             self.count_packs(world, &whole);
         }
         let (groups, timeout) = (&self.groups, world.timeout());
-        let cx = RunCx { heap, groups, threads: &world.threads(), timeout, clock: &Instant::now };
+        let cx = RunCx { heap, groups, device: world.cpu(), timeout, clock: &Instant::now };
         let busy = |_| Error::new("compile", "it is running already", site);
         let mut exec = self.exec.try_borrow_mut().map_err(busy)?;
         let before = exec.copied_bytes();
@@ -394,7 +393,7 @@ impl Planned {
         whole: &'a [(usize, Tensor)],
         region: Region,
     ) -> Option<&'a Tensor> {
-        let Region::Arg(place) = region else { return None };
+        let RegionKind::Arg(place) = region.kind else { return None };
         let place = place as usize;
         let own = |given: &Given<'a>| if let Given::Tensor(tensor) = given { Some(*tensor) } else { None };
         let kept = self.donated.get(place / 64).is_none_or(|bits| bits >> (place % 64) & 1 == 0);

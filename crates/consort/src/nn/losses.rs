@@ -1,6 +1,10 @@
 //! Losses: 0-d tensors in f32, or in f64 for f64.
 
-use crate::{Dtype, Reduce, Result, Tensor};
+use std::panic::Location;
+
+use consort_ir::index::Index;
+
+use crate::{Dtype, Error, Reduce, Result, Tensor};
 
 use super::layers::Embedding;
 
@@ -22,6 +26,13 @@ pub(super) fn wide(dtype: Dtype) -> Dtype {
 /// ```
 #[track_caller]
 pub fn mean_squared_error(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    // To broadcast one of them is almost always a mistake: [n] and [n, 1] would give n x n differences.
+    let (a, b) = (&x.ty.shape, &y.ty.shape);
+    let differ = |(a, b): (&Index, &Index)| a.as_const().zip(b.as_const()).is_some_and(|(a, b)| a != b);
+    if a.len() != b.len() || a.iter().zip(b).any(differ) {
+        let headline = (format!("targets of shape {:?}", x.shape()), format!("{:?}", y.shape()));
+        return Err(Error::new("mean_squared_error", headline, Location::caller()));
+    }
     let off = x.cast(wide(x.dtype()))?.sub(&y.cast(wide(y.dtype()))?)?;
     off.mul(&off)?.mean_all()
 }

@@ -244,6 +244,10 @@ impl Session {
         let (mesh, name) = (self.world.mesh(), &self.about.name);
         let failure = match self.about.ranks {
             Ranks::All => return Ok(()),
+            // A group of this rank alone.
+            Ranks::Own if mesh.members(over, self.world.rank).is_none_or(|ranks| ranks.len() == 1) => {
+                return Ok(());
+            }
             Ranks::Own => {
                 let expected = format!("no communication in `{name}`, which was declared local");
                 Failure::new((expected, "")).note("leave out `.local()`, and call it on all ranks")

@@ -22,6 +22,8 @@
 //! - **P2** A place lies inside its region, aligned to its elements, and a value of unbacked size lies in `dyn`.
 //! - **P3** `reuse` names tensors defined before in the same block, `copy` and `lease` operands of their own start,
 //!   `release` starts before it, `donated` parameters; a `view` lies where its operand does.
+//! - **P4** The tensors of a line lie in one space, except operands that a start copies; those that the host reads, sizes
+//!   and conditions, lie in its memory.
 
 mod hazards;
 mod plan;

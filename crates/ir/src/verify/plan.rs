@@ -1,4 +1,4 @@
-//! The structural rules of plans: V10 and P1 to P3. Hazards between buffers are in `hazards`.
+//! The structural rules of plans: V10 and P1 to P4. Hazards between buffers are in `hazards`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,11 @@ use crate::diagnostic::{Code, Diagnostic, Position};
 use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
-use crate::ops::{Alias, Effects, EvalCx, count};
-use crate::plan::{NodePlan, Place, PlanHeader, Region};
+use crate::ops::{Alias, Effects, EvalCx, Flow, Trips, count};
+use crate::plan::{NodePlan, Place, PlanHeader};
 use crate::program::{Block, Func, Node};
 use crate::types::{TensorType, Type};
-use consort_types::Failure;
+use consort_types::{Failure, Space};
 
 /// Checks the annotations of one function.
 pub(super) fn verify_plan(mesh: &Mesh, func: &Func, number: usize, errors: &mut Vec<Diagnostic>) {
@@ -149,6 +149,7 @@ impl PlanChecker<'_, '_> {
             }
         }
         self.places_of(&node.results, &plan.places);
+        self.spaces(node, plan, at);
         self.queue(node, plan, at);
         for value in &plan.reuse {
             let here = self.defined.get(*value).is_some_and(|(of, _)| *of == block);
@@ -170,6 +171,33 @@ impl PlanChecker<'_, '_> {
                 let message = format!("release: {value} is no start before this line in this block");
                 self.error(at, op, Failure::rule("P3", message));
             }
+        }
+    }
+
+    /// Checks that the tensors of a line are in one space, and that of the host where the host reads them.
+    fn spaces(&mut self, node: &Node, plan: &NodePlan, at: Position) {
+        let places = |value: &Value| self.places.get(*value).into_iter().flatten().copied();
+        let (mut places, of_host): (Vec<Place>, bool) = match node.op.flow() {
+            Flow::Straight => {
+                let copied = |value: &&Value| plan.copies.iter().any(|(copied, _)| copied == *value);
+                let taken = node.args.iter().filter(|value| !copied(value)).flat_map(places);
+                (taken.chain(plan.places.iter().copied()).collect(), node.op.effects() == Effects::Host)
+            }
+            // The other operands are those of the blocks.
+            Flow::Cond | Flow::Loop { trips: Trips::While { .. }, .. } => {
+                (node.args.first().into_iter().flat_map(places).collect(), true)
+            }
+            Flow::Loop { .. } => return,
+        };
+        let first = if of_host {
+            Space::Host
+        } else {
+            places.first().map_or(Space::Host, |place| place.region.space)
+        };
+        places.retain(|place| place.region.space != first);
+        if let Some(place) = places.first() {
+            let headline = (format!("tensors in the memory of the {first}"), format!("{place}"));
+            self.error(at, node.op.info().name, Failure::rule("P4", headline));
         }
     }
 
@@ -222,7 +250,7 @@ impl PlanChecker<'_, '_> {
         let declared = plan.regions.iter().find(|(region, _)| *region == place.region);
         let message = if declared.is_none() {
             Some(format!("{place}: the plan has no region `{}`", place.region))
-        } else if unbacked != matches!(place.region, Region::Dyn(_)) {
+        } else if unbacked != place.region.is_dyn() {
             Some(format!("{place}: a value lies in dyn where its size is unbacked, and only there"))
         } else if !place.offset.is_multiple_of(tensor.dtype.size() as u64) {
             let (size, dtype) = (tensor.dtype.size(), tensor.dtype);

@@ -84,7 +84,7 @@ impl Memory {
         let elements = seat.elements()?;
         let end = elements.iter().max().map_or(0, |last| last + width);
         let bytes = self.regions.get_mut(&region).ok_or_else(|| format!("there is no region {region}"))?;
-        if bytes.len() < end && matches!(region, Region::Dyn(_)) {
+        if bytes.len() < end && region.is_dyn() {
             bytes.resize(end, poison);
         }
         if bytes.len() < end {
@@ -143,7 +143,7 @@ impl Memory {
             old.iter().enumerate().try_for_each(|(at, old)| read_old(*region, at, *old, bytes.get(at)))?;
         }
         for (region, bytes) in &mut self.regions {
-            if matches!(region, Region::Arena | Region::Heap) {
+            if region.is_kept() {
                 bytes.fill(self.poison);
             }
         }

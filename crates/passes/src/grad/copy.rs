@@ -26,6 +26,8 @@ pub(super) struct Copier<'a> {
     values: ValueMap<Value>,
     /// Guards whose symbols have no value yet.
     waiting: Waiting,
+    /// The symbols that each open block has defined.
+    scopes: Vec<Vec<Sym>>,
     /// The results of the last node.
     last: Vec<Value>,
 }
@@ -44,7 +46,7 @@ impl<'a> Copier<'a> {
             }
         }
         let (waiting, ready) = Waiting::new(&func.guards, |sym| builder.facts().get(sym).is_some());
-        let mut copier = Copier { builder, func, values, waiting, last: Vec::new() };
+        let mut copier = Copier { builder, func, values, waiting, scopes: Vec::new(), last: Vec::new() };
         copier.assume(&ready);
         copier
     }
@@ -73,11 +75,19 @@ impl<'a> Copier<'a> {
 
     /// Opens a copy of a block whose parameters have these types.
     pub(super) fn begin(&mut self, block: &Block, types: Vec<Type>) -> Vec<Value> {
+        self.scopes.push(Vec::new());
         let params = self.builder.begin_block(types);
         for (old, new) in block.params.iter().zip(&params) {
             self.values.insert(*old, *new);
         }
         params
+    }
+
+    /// Closes the copy of a block. Its symbols lose their values: another block may define them again.
+    pub(super) fn end(&mut self, results: &[Value]) -> Block {
+        let defined = self.scopes.pop().unwrap_or_default();
+        self.waiting.leave(&defined);
+        self.builder.end_block(results)
     }
 
     /// Adds a node in place of an old one.
@@ -96,6 +106,9 @@ impl<'a> Copier<'a> {
         }
         let ready = self.waiting.define(&defined);
         self.assume(&ready);
+        if let Some(scope) = self.scopes.last_mut() {
+            scope.extend(defined);
+        }
         Ok(())
     }
 

@@ -280,7 +280,7 @@ impl<'a> Spreader<'a> {
             self.copier.begin(block, types.clone());
             self.nodes(block)?;
             let results = self.copier.values(&block.results)?;
-            blocks.push(self.builder().end_block(&results));
+            blocks.push(self.copier.end(&results));
             self.levels.pop();
         }
         self.widen_results(node, &mut blocks, differs)?;
@@ -361,7 +361,7 @@ impl<'a> Spreader<'a> {
                 results[i] = self.spread(results[i], axes)?;
             }
         }
-        let mut made = self.builder().end_block(&results);
+        let mut made = self.copier.end(&results);
         let more = self.levels.pop().map(|level| level.more).unwrap_or_default();
         let mut args: Vec<Value> = operands.iter().map(|(_, arg)| *arg).collect();
         let mut op = node.op.clone();

@@ -122,7 +122,7 @@ impl<'a> Recorder<'a, '_> {
             let params = self.copier.begin(block, types);
             let tape = self.block(block, params)?;
             let kept = if passes { self.kept(&tape, node.op.flow()) } else { Vec::new() };
-            made.push(self.copier.builder.end_block(&tape.results));
+            made.push(self.copier.end(&tape.results));
             blocks.push((tape, kept));
         }
         for (i, (_, kept)) in blocks.iter().enumerate() {

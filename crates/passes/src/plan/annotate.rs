@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use consort_ir::entity::Value;
 use consort_ir::ops::{Effects, Flow};
-use consort_ir::plan::{NodePlan, Place, PlanHeader, Region};
+use consort_ir::plan::{NodePlan, Place, PlanHeader, Region, RegionKind};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::storage::ByteSet;
 use consort_types::GroupName;
@@ -20,13 +20,13 @@ pub(super) fn annotate(mut planner: Planner<'_>, head: &PlanHeader, func: &mut F
     let mut old = ByteSet::default();
     let params = &func.body.params;
     for (region, size) in &head.regions {
-        let is_old = match region {
-            Region::Arg(number) => {
+        let is_old = match &region.kind {
+            RegionKind::Arg(number) => {
                 params.get(*number as usize).is_some_and(|param| head.donated.contains(param))
             }
             // What takes part in communication lies in the heap, which is kept from call to call.
-            Region::Heap => true,
-            Region::Arena | Region::Out(_) | Region::Dyn(_) => false,
+            RegionKind::Heap => true,
+            RegionKind::Arena | RegionKind::Out(_) | RegionKind::Dyn(_) => false,
         };
         if is_old {
             old.add(*region, 0..*size);
@@ -56,7 +56,7 @@ impl Annotator<'_> {
         );
         let (root, shift) = self.planner.storage.root(buf);
         let place = self.planner.storage.bufs[root as usize].place;
-        let place = place.unwrap_or(Place { region: Region::Arena, offset: 0 });
+        let place = place.unwrap_or(Place { region: Region::ARENA, offset: 0 });
         Place { region: place.region, offset: place.offset + shift + at }
     }
 

@@ -25,7 +25,7 @@ use std::fmt;
 use consort_ir::index::Sym;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::EvalCx;
-use consort_ir::plan::{Place, PlanHeader, Region};
+use consort_ir::plan::{Place, PlanHeader, Region, RegionKind};
 use consort_ir::program::Func;
 use consort_types::{Failure, Rank};
 
@@ -144,17 +144,17 @@ fn place(planner: &mut Planner<'_>, func: &Func) -> Result<BTreeMap<Region, u64>
                 blocks.push(Block { def, last, size, pieces: storage.pieces(number) });
                 continue;
             }
-            BufKind::Arg(param) => Region::Arg(param),
+            BufKind::Arg(param) => Region::of(RegionKind::Arg(param)),
             BufKind::Dyn => {
                 dyns += 1;
-                Region::Dyn(dyns - 1)
+                Region::of(RegionKind::Dyn(dyns - 1))
             }
         };
         buf.place = Some(Place { region, offset: 0 });
         regions.insert(region, buf.size);
     }
     for (number, buf) in (0u32..).zip(&outs) {
-        regions.insert(Region::Out(number), storage.bufs[*buf as usize].size);
+        regions.insert(Region::of(RegionKind::Out(number)), storage.bufs[*buf as usize].size);
     }
     let too_large =
         || PlanError::TooLarge { func: func.name.clone(), what: "all of its memory together".to_string() };
@@ -210,7 +210,7 @@ fn place_own(
     };
     match together {
         Some((packed, bins)) => {
-            let region = if shared.contains(&true) { Region::Heap } else { Region::Arena };
+            let region = if shared.contains(&true) { Region::HEAP } else { Region::ARENA };
             regions.insert(region, packed.size);
             for (number, (bin, offset)) in numbers.iter().zip(packed.places) {
                 let (region, start) = bin.map_or((region, 0), |bin| bins[bin]);
@@ -218,7 +218,7 @@ fn place_own(
             }
         }
         None => {
-            for (region, packed, wanted) in [(Region::Arena, arena, false), (Region::Heap, heap, true)] {
+            for (region, packed, wanted) in [(Region::ARENA, arena, false), (Region::HEAP, heap, true)] {
                 let numbers = numbers.iter().zip(&shared).filter(|(_, shared)| **shared == wanted);
                 for ((number, _), (_, offset)) in numbers.zip(packed.places) {
                     set(*number, region, offset);
@@ -236,7 +236,7 @@ fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
         for (from, to, before) in block.rows() {
             let from = from.next_multiple_of(ALIGN);
             let bin = Bin { before, size: to.saturating_sub(from) };
-            pieces.push(((Region::Out(number), from), bin));
+            pieces.push(((Region::of(RegionKind::Out(number)), from), bin));
         }
     }
     pieces.sort_by_key(|(_, bin)| Reverse(bin.size));
@@ -248,7 +248,7 @@ fn bins(returned: &[Block]) -> (Vec<(Region, u64)>, Vec<Bin>) {
 fn out(storage: &mut Storage, buf: u32, outs: &mut Vec<u32>) {
     let root = &mut storage.bufs[buf as usize];
     if root.kind == BufKind::Own && root.outlives && root.place.is_none() {
-        root.place = Some(Place { region: Region::Out(outs.len() as u32), offset: 0 });
+        root.place = Some(Place { region: Region::of(RegionKind::Out(outs.len() as u32)), offset: 0 });
         outs.push(buf);
     }
 }

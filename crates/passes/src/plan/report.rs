@@ -6,7 +6,7 @@ use consort_ir::cost::number as number_of;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, EvalCx, Flow, Trips};
-use consort_ir::plan::{NodePlan, Place, Region};
+use consort_ir::plan::{NodePlan, Place, Region, RegionKind};
 use consort_ir::program::{Block, Func, Node};
 use consort_ir::storage::{Extent, Piece, Placement, arrived, copies_for_communication, pieces};
 use consort_ir::types::{TensorType, Type};
@@ -66,7 +66,7 @@ pub fn report(mesh: &Mesh, func: &Func) -> PlanReport {
     let symbols = head.symbols.iter().copied().collect();
     let sizes = EvalCx { mesh, rank: head.rank, symbols: &symbols };
     let Reader { live, mut report, .. } = Reader::of(func, sizes);
-    let counted = |region: &Region| matches!(region, Region::Arena | Region::Heap | Region::Out(_));
+    let counted = |region: &Region| region.is_kept() || matches!(region.kind, RegionKind::Out(_));
     report.peak_bytes = head.regions.iter().filter(|(region, _)| counted(region)).map(|(_, size)| size).sum();
     report.live_bytes = most(&live.into_iter().filter(|held| counted(&held.region)).collect::<Vec<_>>());
     report.copied_bytes = report.copies.iter().fold(0, |all, copy| all.saturating_add(copy.bytes));
@@ -82,7 +82,7 @@ pub fn alive(mesh: &Mesh, func: &Func, over: Option<Value>, counts: impl Fn(Valu
     let reader = Reader::of(func, EvalCx { mesh, rank: head.rank, symbols: &symbols });
     let line = over.and_then(|over| reader.held_by(&[over]).first().map(|held| reader.live[*held].def));
     let (end, mut live) = (reader.line, reader.live);
-    for held in live.iter_mut().filter(|held| matches!(held.region, Region::Arg(_))) {
+    for held in live.iter_mut().filter(|held| held.region.is_arg()) {
         (held.def, held.last) = (0, end);
     }
     live.retain(|held| {
@@ -243,7 +243,7 @@ impl<'a> Reader<'a> {
             let moved = pieces.iter().filter(|piece| piece.operand == operand && !piece.stays());
             let why = if node.op.alias() == Alias::First && operand == 0 {
                 let region = args[0].place.region;
-                Why::Held(if matches!(region, Region::Arg(_)) { Held::Argument } else { Held::Needed })
+                Why::Held(if region.is_arg() { Held::Argument } else { Held::Needed })
             } else {
                 Why::Slice
             };

@@ -13,19 +13,21 @@ use consort_ir::program::{Block, Func, Node};
 use consort_ir::storage::{arrived, copies_for_communication};
 use consort_ir::types::{TensorType, Type};
 use consort_types::layout::{Dims, Layout};
-use consort_types::{GroupName, Rank};
+use consort_types::{GroupName, Rank, Space};
+use smallvec::SmallVec;
 
 use super::memory::{RegionMemory, Slot, SlotId};
-use super::step::{BlockId, Blocks, FlightId, Found, Line, Release, Slots, Step, Work};
+use super::step::{BlockId, Blocks, FlightId, Found, Line, Needs, Release, Slots, Step, Work};
 use crate::RunError;
-use crate::kernels::{self, Kernel};
+use crate::device::Device;
+use crate::kernels::Kernel;
 
 /// Builds the lines of one function.
 pub(super) struct Lowerer<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) rank: Rank,
     pub(super) func: &'a Func,
-    kernel: &'a dyn Fn(&str) -> Option<Kernel>,
+    device: &'a dyn Device,
     pub(super) symbols: BTreeMap<Sym, i64>,
     pub(super) memory: Vec<RegionMemory>,
     /// The number of each region among them.
@@ -53,7 +55,7 @@ impl<'a> Lowerer<'a> {
     pub(super) fn new(
         mesh: &'a Mesh,
         func: &'a Func,
-        kernel: &'a dyn Fn(&str) -> Option<Kernel>,
+        device: &'a dyn Device,
     ) -> Result<Lowerer<'a>, RunError> {
         let Some(head) = &func.plan else {
             return Err(RunError::of(format!("@{}", func.name), ("a plan", "a program without places")));
@@ -61,6 +63,10 @@ impl<'a> Lowerer<'a> {
         let size = |(region, bytes): &(Region, u64)| {
             let bytes = usize::try_from(*bytes);
             let bytes = bytes.map_err(|_| RunError::new(format!("{region}: it does not fit in memory")))?;
+            if !(region.space == Space::Host || region.space == device.space()) {
+                let expected = format!("regions of the {}, where this rank computes", device.space());
+                return Err(RunError::of(format!("@{}", func.name), (expected, region.to_string())));
+            }
             Ok(RegionMemory::new(*region, bytes))
         };
         let regions =
@@ -69,7 +75,7 @@ impl<'a> Lowerer<'a> {
             mesh,
             rank: head.rank,
             func,
-            kernel,
+            device,
             symbols: head.symbols.iter().copied().collect(),
             memory: head.regions.iter().map(size).collect::<Result<_, RunError>>()?,
             regions,
@@ -141,7 +147,7 @@ impl<'a> Lowerer<'a> {
         let region = region.ok_or_else(|| RunError::new(format!("{place} lies in no region of the plan")))?;
         let offset = usize::try_from(place.offset).unwrap_or(usize::MAX);
         let shape = ty.shape.iter().map(|size| self.sizes().size(size)).collect::<Result<Dims, _>>();
-        let known = shape.is_ok() && !matches!(place.region, Region::Dyn(_));
+        let known = shape.is_ok() && !place.region.is_dyn();
         let layout =
             Layout { start: offset / ty.dtype.size(), ..Layout::contiguous(&shape.unwrap_or_default()) };
         self.slots.push(Slot::new(region, ty.dtype, layout, known));
@@ -230,8 +236,22 @@ impl<'a> Lowerer<'a> {
     pub(super) fn line(&mut self, to: BlockId, node: &Node, step: Step, work: Work) {
         let found = std::mem::take(&mut self.found);
         if !(found.is_empty() && matches!(step, Step::Nothing)) {
-            self.blocks[to].push(Line { op: node.op.info().name, site: node.site, found, step, work });
+            let needs = self.needs(&step, &found);
+            self.blocks[to].push(Line { op: node.op.info().name, site: node.site, found, needs, step, work });
         }
+    }
+
+    /// What a line waits for before it runs.
+    fn needs(&self, step: &Step, found: &[(SlotId, Found)]) -> Needs {
+        let mut arguments = SmallVec::new();
+        step.for_each_slot(&mut |slot| {
+            let region = self.slots[slot].region;
+            if self.memory[region].region.is_arg() && !arguments.contains(&region) {
+                arguments.push(region);
+            }
+        });
+        // A region of unknown size may move when a slot in it is resolved.
+        Needs { device: step.is_on_host() || !found.is_empty(), arguments }
     }
 
     /// The work of a node.
@@ -285,7 +305,7 @@ impl<'a> Lowerer<'a> {
         for slot in self.all_slots(written).into_iter().filter(|_| plan.entry) {
             let home = &mut self.memory[self.slots[slot].region];
             // Other regions are new in each call.
-            if matches!(home.region, Region::Arg(_) | Region::Arena | Region::Heap) {
+            if home.region.is_arg() || home.region.is_kept() {
                 home.entry = true;
                 entry.push(slot);
             }
@@ -331,17 +351,23 @@ impl<'a> Lowerer<'a> {
 
     /// A view that checks its operands: its kernel runs without a result.
     fn check(&self, node: &Node, args: Slots) -> Result<Step, RunError> {
-        let name = node.op.info().name;
-        let kernel = kernels::find(name).copied().or_else(|| (self.kernel)(name));
-        let kernel = kernel.ok_or_else(|| RunError::new("a view with an effect needs a kernel"))?;
+        let kernel = self
+            .kernel(&node.op, &args, &[])
+            .ok_or_else(|| RunError::new("a view with an effect needs a kernel"))?;
         Ok(Step::Kernel { kernel, op: node.op.clone(), args, results: Slots::new() })
+    }
+
+    /// The kernel of an op on slots.
+    fn kernel(&self, op: &Op, args: &[SlotId], results: &[SlotId]) -> Option<Kernel> {
+        let dtypes = |slots: &[SlotId]| slots.iter().map(|slot| self.slots[*slot].dtype).collect::<Vec<_>>();
+        self.device.find(op.info().name, &dtypes(args), &dtypes(results))
     }
 
     fn pure(&mut self, node: &Node, args: Slots, results: Slots) -> Result<Step, RunError> {
         let (op, name) = (node.op.clone(), node.op.info().name);
-        let kernel = kernels::find(name).copied();
+        let kernel = self.kernel(&op, &args, &results);
         if let (Alias::View, [from]) = (op.alias(), &args[..])
-            && self.is_copy(&op, *from, &results, kernel.is_some())?
+            && self.is_copy(&op, *from, &results, built_in(name).is_some())?
             && let [to] = &results[..]
         {
             let counted = node.results.iter().all(|result| self.for_starts.get(*result) == Some(&true));
@@ -356,7 +382,7 @@ impl<'a> Lowerer<'a> {
                 (0..args.len()).map(|arg| copies_for_communication(node, arg, &self.arrived)).collect();
             return Ok(Step::Join { op, boxes, counted, args, result: *result });
         }
-        match kernel.or_else(|| (self.kernel)(name)) {
+        match kernel {
             Some(kernel) => Ok(Step::Kernel { kernel, op, args, results }),
             // A built-in op never falls back to its definition: that would hide a missing kernel.
             None if built_in(name).is_some() => Err(RunError::new("it has no kernel")),

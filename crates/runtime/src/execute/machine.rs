@@ -1,29 +1,38 @@
 //! The step machine: runs one line at a time, with the blocks that are open on a stack of its own.
 
+use consort_comm::{Ticket, look};
 use consort_ir::cost::Total;
 use consort_ir::ops;
 
 use super::RunCx;
 use super::state::State;
-use super::step::{BlockId, Blocks, FlightId, Line, Loop, Release, Step, Trips};
+use super::step::{BlockId, Blocks, Line, Loop, Needs, Step, Trips};
 use crate::RunError;
+use crate::device::Mark;
 
 /// What a step did.
-pub(super) enum Stepped<'a> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stepped {
     /// It ran a line, or opened or closed a block.
     Ran,
-    /// The line needs something of other ranks. Once it has been waited for, the next step goes on behind the line.
-    Blocked(Until<'a>),
+    /// It ran nothing: something must be over before the next step.
+    Blocked(Until),
     /// The function is over.
     Done,
 }
 
-/// What a line needs of other ranks.
-pub(super) enum Until<'a> {
-    /// The end of this start.
-    Arrival(FlightId),
-    /// The end of these leases.
-    Release(&'a Release),
+/// What a line waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// The end of the start that it names, and the group of [`Exec::groups`](super::Exec::groups) and the operation there;
+    /// none if there is nothing to wait for.
+    Arrival(Option<(usize, Ticket)>),
+    /// The end of leases that it names.
+    Release,
+    /// The end of an operation that was in flight before the call and writes an argument, by its region's number.
+    Argument(usize),
+    /// What was launched on the device.
+    Launched(Mark),
 }
 
 /// A block that is open.
@@ -36,30 +45,76 @@ pub(super) struct Frame {
 }
 
 impl State {
-    /// Runs a function, whose block is the first, to its end. This rank blocks where the machine does.
-    pub(super) fn run(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<(), RunError> {
+    /// Enters a function, whose block is the first.
+    pub(super) fn begin(&mut self) {
         self.frames.clear();
         self.open(0);
+    }
+
+    /// Runs a function that was entered to its end. This rank blocks where the machine does.
+    pub(super) fn run(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<(), RunError> {
         loop {
-            let ran = match self.step(blocks, cx) {
-                Ok(Stepped::Blocked(Until::Arrival(flight))) => self.wait(flight, cx),
-                Ok(Stepped::Blocked(Until::Release(leases))) => self.release(leases, cx),
-                Ok(Stepped::Ran) => Ok(()),
-                Ok(Stepped::Done) => return Ok(()),
-                Err(error) => Err(error),
-            };
-            ran.map_err(|error| match self.current(blocks) {
-                Some(line) => error.at(line.op, line.site),
-                None => error,
-            })?;
+            match self.step(blocks, cx)? {
+                Stepped::Blocked(until) => self.block(until, blocks, cx)?,
+                Stepped::Ran => {}
+                Stepped::Done => return Ok(()),
+            }
         }
     }
 
-    /// Runs a line, or closes a block behind its last one.
-    fn step<'a>(&mut self, blocks: &'a Blocks, cx: &RunCx<'_>) -> Result<Stepped<'a>, RunError> {
-        let Some(frame) = self.frames.last_mut() else { return Ok(Stepped::Done) };
-        let Some(line) = blocks[frame.block].get(frame.next) else { return self.close(blocks, cx) };
-        frame.next += 1;
+    /// Runs a line, or closes a block behind its last one. An error names the line.
+    #[inline]
+    pub(super) fn step(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+        let stepped = self.step_inside(blocks, cx);
+        stepped.map_err(|error| self.named(error, blocks))
+    }
+
+    /// Blocks until what a step waits for is over, at most until its deadline.
+    pub(super) fn block(&mut self, until: Until, blocks: &Blocks, cx: &RunCx<'_>) -> Result<(), RunError> {
+        let waited = match until {
+            Until::Argument(region) => self.memory.arrive(region),
+            Until::Launched(mark) => reach(mark, cx),
+            Until::Arrival(_) | Until::Release => match self.current(blocks).map(|line| &line.step) {
+                Some(Step::Wait(flight)) => self.wait(*flight, cx),
+                Some(Step::Release(leases)) => self.release(leases, cx),
+                _ => Ok(()),
+            },
+        };
+        waited.map_err(|error| self.named(error, blocks))
+    }
+
+    /// An error with the line that runs, or ran last.
+    #[cold]
+    fn named(&self, error: RunError, blocks: &Blocks) -> RunError {
+        match self.current(blocks) {
+            Some(line) => error.at(line.op, line.site),
+            None => error,
+        }
+    }
+
+    /// What must be over before a line runs.
+    #[inline]
+    fn awaits(&self, needs: &Needs, cx: &RunCx<'_>) -> Result<Option<Until>, RunError> {
+        if let Some(region) = needs.arguments.iter().find(|region| self.memory.arrives(**region)) {
+            return Ok(Some(Until::Argument(*region)));
+        }
+        let mark = if needs.device { Some(cx.device.mark()) } else { cx.device.full() };
+        match mark {
+            Some(mark) if !cx.device.is_reached(mark)? => Ok(Some(Until::Launched(mark))),
+            _ => Ok(None),
+        }
+    }
+
+    fn step_inside(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+        let Some(frame) = self.frames.last() else { return Ok(Stepped::Done) };
+        let (block, next) = (frame.block, frame.next);
+        let Some(line) = blocks[block].get(next) else { return self.close(blocks, cx) };
+        if let Some(until) = self.awaits(&line.needs, cx)? {
+            return Ok(Stepped::Blocked(until));
+        }
+        if let Some(frame) = self.frames.last_mut() {
+            frame.next += 1;
+        }
         for (slot, found) in &line.found {
             self.find(*slot, found, cx)?;
         }
@@ -68,10 +123,10 @@ impl State {
         }
         match &line.step {
             // Whoever drives the machine decides how to wait.
-            Step::Wait(flight) => return Ok(Stepped::Blocked(Until::Arrival(*flight))),
+            Step::Wait(flight) => return Ok(Stepped::Blocked(Until::Arrival(self.ticket(*flight)))),
             Step::Release(leases) => {
                 return Ok(match self.holds(leases, cx)? {
-                    true => Stepped::Blocked(Until::Release(leases)),
+                    true => Stepped::Blocked(Until::Release),
                     false => Stepped::Ran,
                 });
             }
@@ -102,7 +157,16 @@ impl State {
     }
 
     /// Ends the innermost block, or begins its next iteration.
-    fn close<'a>(&mut self, blocks: &'a Blocks, cx: &RunCx<'_>) -> Result<Stepped<'a>, RunError> {
+    fn close(&mut self, blocks: &Blocks, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+        let outer = self.frames.len().checked_sub(2).and_then(|at| self.frames.get(at));
+        let around = outer.and_then(|frame| blocks[frame.block].get(frame.next.checked_sub(1)?));
+        // The condition of the next iteration is read, or results are given out.
+        if around.is_none_or(|line| line.needs.device) {
+            let mark = cx.device.mark();
+            if !cx.device.is_reached(mark)? {
+                return Ok(Stepped::Blocked(Until::Launched(mark)));
+            }
+        }
         let ended = self.frames.pop();
         let (Some(ended), Some(line)) = (ended, self.current(blocks)) else { return Ok(Stepped::Done) };
         if let Step::Loop(each) = &line.step {
@@ -137,4 +201,18 @@ impl State {
         }
         Ok(begins)
     }
+}
+
+/// Polls until a device has reached a mark, at most until the deadline of a wait that begins now.
+pub(super) fn reach(mark: Mark, cx: &RunCx<'_>) -> Result<(), RunError> {
+    let until = cx.deadline();
+    while !cx.device.is_reached(mark)? {
+        look()?;
+        if (cx.clock)() >= until {
+            let late = format!("what was launched is not over after {:?}", cx.timeout);
+            return Err(RunError::new(("a device that answers", late)));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
 }

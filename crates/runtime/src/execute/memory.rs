@@ -1,12 +1,11 @@
 //! The memory of a running plan: a buffer for each region, and slots in them.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use consort_comm::{Buffer, Bytes, BytesMut, Heap};
-use consort_ir::plan::Region;
+use consort_comm::{Buffer, Bytes, Heap};
+use consort_ir::plan::{Region, RegionKind};
 use consort_types::layout::Layout;
 use consort_types::{Dtype, overlaps};
 
@@ -75,12 +74,12 @@ pub(super) struct RegionMemory {
     pub(super) entry: bool,
     /// Whether this call found a part of it leased or in flight.
     is_old: bool,
-    wait: RefCell<Option<Wait>>,
+    wait: Option<Wait>,
 }
 
 impl RegionMemory {
     pub(super) fn new(region: Region, size: usize) -> RegionMemory {
-        let (buffer, wait) = (None, RefCell::new(None));
+        let (buffer, wait) = (None, None);
         RegionMemory { region, size, buffer, opened: false, entry: false, is_old: false, wait }
     }
 }
@@ -96,8 +95,12 @@ impl Memory {
             let headline = (format!("at least {} bytes", home.size), buffer.len().to_string());
             return Err(RunError::of(home.region.to_string(), headline));
         }
+        if buffer.space() != home.region.space {
+            let headline = (format!("memory of the {}", home.region.space), buffer.space().to_string());
+            return Err(RunError::of(home.region.to_string(), headline));
+        }
         home.buffer = Some(buffer);
-        *home.wait.get_mut() = wait;
+        home.wait = wait;
         Ok(())
     }
 
@@ -107,19 +110,19 @@ impl Memory {
         let mut changed = false;
         for home in &mut self.0 {
             home.opened = false;
-            let keep = match (home.region, &home.buffer) {
-                (Region::Arg(_) | Region::Dyn(_), _) => true,
-                (Region::Arena | Region::Heap, buffer) => {
+            let keep = match (home.region.kind, &home.buffer) {
+                (RegionKind::Arg(_) | RegionKind::Dyn(_), _) => true,
+                (RegionKind::Arena | RegionKind::Heap, buffer) => {
                     buffer.as_ref().is_some_and(|buffer| buffer.is_in(heap))
                 }
                 // The result of the previous call may have been dropped since.
-                (Region::Out(_), buffer) => buffer.as_ref().is_some_and(|buffer| is_free(buffer, heap)),
+                (RegionKind::Out(_), buffer) => buffer.as_ref().is_some_and(|buffer| is_free(buffer, heap)),
             };
             if !keep {
                 // Freed first, so that the allocator may return the same memory.
                 home.buffer = None;
                 home.buffer = Some(heap.alloc(home.size)?);
-                changed |= !matches!(home.region, Region::Out(_));
+                changed |= !matches!(home.region.kind, RegionKind::Out(_));
             }
             home.is_old = home.entry && home.buffer.as_ref().is_some_and(|buffer| !buffer.is_released());
         }
@@ -128,9 +131,9 @@ impl Memory {
 
     /// After a call: drops the arguments, which belong to the caller.
     pub(super) fn close(&mut self) {
-        for home in self.0.iter_mut().filter(|home| matches!(home.region, Region::Arg(_))) {
+        for home in self.0.iter_mut().filter(|home| home.region.is_arg()) {
             home.buffer = None;
-            *home.wait.get_mut() = None;
+            home.wait = None;
         }
     }
 
@@ -163,17 +166,22 @@ impl Memory {
 
     /// Whether a region keeps its buffer from call to call.
     pub(super) fn is_kept(&self, region: usize) -> bool {
-        matches!(self.0[region].region, Region::Arena | Region::Heap)
+        self.0[region].region.is_kept()
     }
 
-    /// The buffer of a region, after waiting for the operation that was writing it before the call.
+    /// Whether an operation that was in flight before the call may still write a region.
+    pub(super) fn arrives(&self, region: usize) -> bool {
+        self.0[region].wait.is_some()
+    }
+
+    /// Waits for it.
+    pub(super) fn arrive(&mut self, region: usize) -> Result<(), RunError> {
+        self.0[region].wait.take().map_or(Ok(()), |wait| wait().map_err(RunError::new))
+    }
+
+    /// The buffer of a region, which nothing from before the call writes any more.
     pub(super) fn buffer(&self, region: usize) -> Result<&Buffer, RunError> {
         let home = &self.0[region];
-        if home.wait.borrow().is_some()
-            && let Some(wait) = home.wait.borrow_mut().take()
-        {
-            wait().map_err(RunError::new)?;
-        }
         let none = || RunError::new(format!("{}: it has no storage", home.region));
         home.buffer.as_ref().ok_or_else(none)
     }
@@ -186,11 +194,6 @@ impl Memory {
 
     pub(super) fn read<'a>(&'a self, slot: &'a Slot) -> Result<Bytes<'a>, RunError> {
         self.stored(slot)?.read()
-    }
-
-    /// The bytes for writing; an error while they are leased.
-    pub(super) fn write<'a>(&'a self, slot: &'a Slot) -> Result<BytesMut<'a>, RunError> {
-        self.stored(slot)?.write()
     }
 
     /// Whether leases older than the call may hold a slot.

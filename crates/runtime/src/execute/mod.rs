@@ -25,7 +25,7 @@ use consort_ir::cost::Total;
 use consort_ir::index::Index;
 use consort_ir::limits::{Budget, Limits, Resource};
 use consort_ir::mesh::Mesh;
-use consort_ir::plan::Region;
+use consort_ir::plan::{Region, RegionKind};
 use consort_ir::program::Func;
 use consort_ir::types::Type;
 use consort_types::layout::Layout;
@@ -33,9 +33,9 @@ use consort_types::{Dtype, GroupName};
 use smallvec::SmallVec;
 
 use crate::RunError;
-use crate::kernels::Kernel;
-use crate::threads::Threads;
+use crate::device::Device;
 
+pub use machine::{Stepped, Until};
 pub use memory::Wait;
 
 use lower::Lowerer;
@@ -61,8 +61,8 @@ pub struct RunCx<'a> {
     pub heap: &'a Arc<Heap>,
     /// The groups that [`Exec::groups`] lists, in its order; `None` where this rank is not a member.
     pub groups: &'a [Option<Group>],
-    /// The threads that kernels may use.
-    pub threads: &'a Threads,
+    /// What computes.
+    pub device: &'a dyn Device,
     /// How long each operation may wait for other ranks.
     pub timeout: Duration,
     /// The time, by which a wait begins and so ends.
@@ -132,18 +132,14 @@ enum Returned {
 }
 
 impl Exec {
-    /// Lowers a plan. `kernel` gives the kernels of user-defined ops.
-    pub fn lower(
-        mesh: &Mesh,
-        func: &Func,
-        kernel: &dyn Fn(&str) -> Option<Kernel>,
-    ) -> Result<Exec, RunError> {
-        let mut lowerer = Lowerer::new(mesh, func, kernel)?;
+    /// Lowers a plan to what runs on a device.
+    pub fn lower(mesh: &Mesh, func: &Func, device: &dyn Device) -> Result<Exec, RunError> {
+        let mut lowerer = Lowerer::new(mesh, func, device)?;
         let mut params = Vec::new();
         for (number, param) in (0u32..).zip(&func.body.params) {
             params.push(match func.ty(*param) {
                 Some(Type::Tensor(_)) => {
-                    let region = Region::Arg(number);
+                    let region = Region::of(RegionKind::Arg(number));
                     Param::Tensor(lowerer.regions.get(&region).copied())
                 }
                 Some(Type::Size(index, _)) => Param::Size(index.clone()),
@@ -154,9 +150,7 @@ impl Exec {
         let mut results = Vec::new();
         for result in &func.body.results {
             let slots = lowerer.all_slots(&[*result]);
-            let lost = |slot: &&SlotId| {
-                matches!(lowerer.memory[lowerer.slots[**slot].region].region, Region::Arena | Region::Heap)
-            };
+            let lost = |slot: &&SlotId| lowerer.memory[lowerer.slots[**slot].region].region.is_kept();
             if slots.iter().find(lost).is_some() {
                 let message = "lies in memory that is kept, where the next call writes";
                 return Err(RunError::new(format!("@{}: result {result} {message}", func.name)));
@@ -237,11 +231,32 @@ impl Exec {
 
     /// Runs it once. No operation waits longer than the timeout of the context.
     pub fn run(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<Outs, RunError> {
-        let outcome = self
-            .allot()
-            .and_then(|()| self.open(cx, args))
-            .and_then(|()| self.state.run(&self.blocks, cx))
-            .and_then(|()| self.close(cx));
+        let ran = self.begin(cx, args).and_then(|()| self.state.run(&self.blocks, cx));
+        self.end(cx, ran)
+    }
+
+    /// Begins a run whose steps the caller takes: [`step`](Exec::step) until it is done, [`block`](Exec::block) or whatever
+    /// else brings an end to what a step waits for, then [`end`](Exec::end). [`run`](Exec::run) does all of this.
+    pub fn begin(&mut self, cx: &RunCx<'_>, args: &mut [ArgValue]) -> Result<(), RunError> {
+        self.allot()?;
+        self.open(cx, args)?;
+        self.state.begin();
+        Ok(())
+    }
+
+    /// Runs a line, or says what it waits for.
+    pub fn step(&mut self, cx: &RunCx<'_>) -> Result<Stepped, RunError> {
+        self.state.step(&self.blocks, cx)
+    }
+
+    /// Blocks until what the last step waits for is over, at most until its deadline.
+    pub fn block(&mut self, until: Until, cx: &RunCx<'_>) -> Result<(), RunError> {
+        self.state.block(until, &self.blocks, cx)
+    }
+
+    /// Ends a run: its results, if all went well.
+    pub fn end(&mut self, cx: &RunCx<'_>, ran: Result<(), RunError>) -> Result<Outs, RunError> {
+        let outcome = ran.and_then(|()| self.arrive()).and_then(|()| self.close(cx));
         self.state.memory.close();
         if let Err(error) = &outcome {
             consort_comm::note_trouble(error.failure(), &[]);
@@ -294,6 +309,21 @@ impl Exec {
         Ok(())
     }
 
+    /// Waits for what other operations write to arguments that are results.
+    fn arrive(&mut self) -> Result<(), RunError> {
+        for result in &self.results {
+            let slots = match result {
+                Returned::Tensor(slot) => std::slice::from_ref(slot),
+                Returned::Pending(_, slots) => &slots[..],
+                Returned::Size(_) => &[],
+            };
+            for slot in slots {
+                self.state.memory.arrive(self.state.slots[*slot].region)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The results of a call.
     fn close(&mut self, cx: &RunCx<'_>) -> Result<Outs, RunError> {
         let mut outs = Outs::with_capacity(self.results.len());
@@ -305,6 +335,7 @@ impl Exec {
                     let flying = self.state.flights[*flight].as_ref();
                     if flying.is_some_and(|flight| !flight.zeros_after.is_empty()) {
                         self.state.wait(*flight, cx)?;
+                        machine::reach(cx.device.mark(), cx)?;
                     }
                     let pending = self.state.flights[*flight].take().and_then(|flight| flight.pending);
                     let tensors = slots.iter().map(|slot| self.out(*slot)).collect::<Result<_, _>>()?;

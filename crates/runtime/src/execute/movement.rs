@@ -8,8 +8,7 @@ use super::memory::{Slot, SlotId};
 use super::state::State;
 use super::step::Moves;
 use crate::RunError;
-use crate::call::view;
-use crate::kernels::copy::copy_into;
+use crate::call::Stored;
 
 impl State {
     /// Copies a tensor to another slot unless it lies there already.
@@ -43,21 +42,8 @@ impl State {
             let (a, b) = (&from.layout.shape, &to.layout.shape);
             return Err(RunError::new(format!("a tensor of shape {a:?} does not fit in one of {b:?}")));
         }
-        if from.overlaps(to) {
-            // Source and destination may interleave or overlap.
-            let packed = self.memory.stored(from)?.packed(cx.threads)?;
-            let gapless = Layout::contiguous(&from.layout.shape);
-            let mut out = self.memory.write(to)?;
-            copy_into(cx.threads, &view(from.dtype, &gapless, packed.bytes()), &mut out, &layout)?;
-        } else {
-            let mut out = self.memory.write(to)?;
-            copy_into(
-                cx.threads,
-                &view(from.dtype, &from.layout, &self.memory.read(from)?),
-                &mut out,
-                &layout,
-            )?;
-        }
+        let place = Stored { layout: &layout, ..self.memory.stored(to)? };
+        cx.device.copy(&self.memory.stored(from)?, &place)?;
         Ok(bytes)
     }
 
@@ -121,12 +107,21 @@ impl State {
         }
         let mut aside = Vec::new();
         for one in moves.tensors.iter().filter(|one| one.staged) {
-            aside.push(self.memory.stored(&self.slots[one.from])?.packed(cx.threads)?);
+            let slot = &self.slots[one.from];
+            let bytes = 0..slot.layout.numel() * slot.dtype.size();
+            let (buffer, layout) = (cx.heap.alloc(bytes.end)?, Layout::contiguous(&slot.layout.shape));
+            let place = Stored { buffer: &buffer, bytes, dtype: slot.dtype, layout: &layout };
+            cx.device.copy(&self.memory.stored(slot)?, &place)?;
+            aside.push((buffer, layout));
         }
-        let mut aside = aside.into_iter();
+        let mut aside = aside.iter();
         for one in &moves.tensors {
             match one.staged.then(|| aside.next()).flatten() {
-                Some(packed) => self.memory.write(&self.slots[one.to])?.copy_from_slice(packed.bytes()),
+                Some((buffer, layout)) => {
+                    let to = &self.slots[one.to];
+                    let from = Stored { buffer, bytes: 0..buffer.len(), dtype: to.dtype, layout };
+                    cx.device.copy(&from, &self.memory.stored(to)?)?;
+                }
                 None => self.copy(one.from, one.to, false, cx)?,
             }
         }

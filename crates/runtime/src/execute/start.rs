@@ -21,7 +21,7 @@ impl State {
             self.copy(*from, *to, *counted, cx)?;
         }
         for slot in &line.zeros {
-            self.memory.write(&self.slots[*slot])?.fill(0);
+            cx.device.zero(&self.memory.stored(&self.slots[*slot])?)?;
         }
         for slot in &line.written {
             if !self.memory.stored(&self.slots[*slot])?.is_released()? {
@@ -48,6 +48,12 @@ impl State {
             leaves: line.leaves,
         });
         Ok(())
+    }
+
+    /// The group and the operation of a start in flight.
+    pub(super) fn ticket(&self, flight: FlightId) -> Option<(usize, Ticket)> {
+        let flight = self.flights[flight].as_ref()?;
+        Some((flight.group, flight.pending.as_ref()?.ticket()))
     }
 
     /// Whether some of these leases are held. What is not held any more is forgotten.
@@ -161,7 +167,7 @@ impl State {
             self.release_start(start, cx)?;
         }
         for slot in zeros_after {
-            self.memory.write(&self.slots[slot])?.fill(0);
+            cx.device.zero(&self.memory.stored(&self.slots[slot])?)?;
         }
         Ok(())
     }

@@ -10,7 +10,6 @@ use consort_ir::limits::Budget;
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{EvalCx, Op, boxes_of, layouts_of};
-use consort_ir::plan::Region;
 use consort_ir::symbols::check_guards;
 use consort_types::Rank;
 use consort_types::layout::{Dims, Layout};
@@ -22,8 +21,8 @@ use super::memory::{Memory, Slot, SlotId};
 use super::step::{Flight, Found, Line, Said, Step};
 use super::watch::Watch;
 use crate::RunError;
-use crate::call::{Operand, Stored, call, evaluate};
-use crate::kernels::{Kernel, KernelCx};
+use crate::call::{Operand, Stored, evaluate};
+use crate::kernels::Kernel;
 
 /// Work, in bytes, between two polls of pending operations: some tens of microseconds.
 const POLL: u64 = 1 << 18;
@@ -95,7 +94,7 @@ impl State {
         match &line.step {
             Step::Nothing | Step::Release(_) | Step::Wait(_) | Step::Cond(_) | Step::Loop(_) => {}
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
-            Step::Eval { op, args, results } => self.eval(op, args, results, cx)?,
+            Step::Eval { op, args, results } => self.eval(op, args, results)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
             Step::Join { op, boxes, counted, args, result } => match boxes {
                 Some(boxes) => self.copied += self.join(boxes, (args, counted), *result, cx)?,
@@ -115,7 +114,7 @@ impl State {
                     self.copy_entry(*whole, iteration, *single, *into, cx)?;
                 }
             }
-            Step::ToSize { op, args, symbols, guards } => self.read_sizes(op, args, symbols, guards, cx)?,
+            Step::ToSize { op, args, symbols, guards } => self.read_sizes(op, args, symbols, guards)?,
         }
         Ok(())
     }
@@ -155,7 +154,7 @@ impl State {
                 let end = bytes.and_then(|bytes| bytes.checked_add(*offset));
                 let end =
                     end.ok_or_else(|| RunError::new(format!("a tensor of shape {shape:?} is too large")))?;
-                if matches!(self.memory.0[region].region, Region::Dyn(_)) {
+                if self.memory.0[region].region.is_dyn() {
                     self.memory.make_room(region, end, cx.heap)?;
                 }
                 layout.into()
@@ -193,24 +192,22 @@ impl State {
                 {
                     Operand::Result
                 }
-                Some(_) => Operand::Copied(memory.stored(arg)?.copied()?),
+                Some(_) => Operand::Overlapping(memory.stored(arg)?),
             });
         }
         let mut made: SmallVec<[Stored<'_>; 2]> = SmallVec::new();
         for result in results {
             made.push(memory.stored(&slots[*result])?);
         }
-        let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
-        call(&kernel_cx, (kernel, &**op), &given, &made)
+        cx.device.launch(&self.sizes(), (kernel, &**op), &given, &made)
     }
 
     /// Runs a user-defined op through its `eval`.
-    fn eval(&self, op: &Op, args: &[SlotId], results: &[SlotId], cx: &RunCx<'_>) -> Result<(), RunError> {
+    fn eval(&self, op: &Op, args: &[SlotId], results: &[SlotId]) -> Result<(), RunError> {
         let stored = |slots: &[SlotId]| -> Result<Vec<Stored<'_>>, RunError> {
             slots.iter().map(|slot| self.memory.stored(&self.slots[*slot])).collect()
         };
-        let kernel_cx = KernelCx { sizes: self.sizes(), threads: cx.threads };
-        evaluate(&kernel_cx, &**op, &stored(args)?, &stored(results)?)
+        evaluate(&self.sizes(), &**op, &stored(args)?, &stored(results)?)
     }
 
     /// Reads sizes from tensors and binds their symbols.
@@ -220,9 +217,8 @@ impl State {
         args: &[SlotId],
         symbols: &[Sym],
         guards: &[Guard],
-        cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
-        let literal = |arg: &SlotId| self.memory.stored(&self.slots[*arg])?.literal(cx.threads);
+        let literal = |arg: &SlotId| self.memory.stored(&self.slots[*arg])?.literal();
         let given = args.iter().map(literal).collect::<Result<Vec<_>, _>>()?;
         let values = op.eval(&self.sizes(), &given.iter().collect::<Vec<_>>())?;
         let values: Option<Vec<i64>> = values.iter().map(Literal::as_size).collect();

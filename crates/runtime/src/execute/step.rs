@@ -30,8 +30,17 @@ pub(super) struct Line {
     pub(super) site: Option<Site>,
     /// Slots that depend on sizes known only at run time.
     pub(super) found: Vec<(SlotId, Found)>,
+    pub(super) needs: Needs,
     pub(super) step: Step,
     pub(super) work: Work,
+}
+
+/// What a line waits for before it runs.
+pub(super) struct Needs {
+    /// Everything that was launched: the host or an engine reads what kernels write, or writes what they read.
+    pub(super) device: bool,
+    /// Operations that were in flight before the call and write these regions.
+    pub(super) arguments: SmallVec<[usize; 2]>,
 }
 
 /// The work of a line; none of one that belongs to another.
@@ -102,6 +111,53 @@ pub(super) enum Step {
     },
     Cond(Cond),
     Loop(Box<Loop>),
+}
+
+impl Step {
+    /// Whether the host or an engine touches the tensors of the line, and not kernels alone.
+    pub(super) fn is_on_host(&self) -> bool {
+        match self {
+            Step::Eval { .. } | Step::Start(_) | Step::ToSize { .. } | Step::Cond(_) => true,
+            Step::Loop(each) => matches!(each.trips, Trips::While { .. }),
+            Step::Nothing | Step::Kernel { .. } | Step::Copy { .. } | Step::Join { .. } => false,
+            Step::Wait(_) | Step::Release(_) | Step::Move(_) | Step::Entries { .. } => false,
+        }
+    }
+
+    /// Calls `f` with each slot that the line reads or writes.
+    pub(super) fn for_each_slot(&self, f: &mut dyn FnMut(SlotId)) {
+        let mut each = |slots: &[SlotId]| slots.iter().for_each(|slot| f(*slot));
+        match self {
+            Step::Nothing | Step::Wait(_) => {}
+            Step::Kernel { args, results, .. } | Step::Eval { args, results, .. } => {
+                each(args);
+                each(results);
+            }
+            Step::Copy { from, to, .. } => each(&[*from, *to]),
+            Step::Join { args, result, .. } => {
+                each(args);
+                each(&[*result]);
+            }
+            Step::Start(start) => {
+                start.copies.iter().for_each(|(from, to, _)| each(&[*from, *to]));
+                [&start.zeros, &start.zeros_after, &start.written].into_iter().for_each(|slots| each(slots));
+                if let Some(call) = &start.call {
+                    each(&call.operands);
+                    each(&call.results);
+                }
+            }
+            Step::Release(leases) => each(&leases.entry),
+            Step::Move(moves) => moves.tensors.iter().for_each(|one| each(&[one.from, one.to])),
+            Step::Entries { pairs, .. } => pairs.iter().for_each(|(whole, one)| each(&[*whole, *one])),
+            Step::ToSize { args, .. } => each(args),
+            Step::Cond(cond) => each(&[cond.condition]),
+            Step::Loop(each_time) => {
+                if let Trips::While { condition, .. } = each_time.trips {
+                    each(&[condition]);
+                }
+            }
+        }
+    }
 }
 
 /// Leases that must end before the next line.

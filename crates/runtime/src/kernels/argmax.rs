@@ -189,6 +189,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "argmax",
         family: "places",
         in_place: false,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             numbers::<Max>(cx, &attributes::<ops::Argmax>(op)?.dims, args, results)
         },
@@ -197,6 +198,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "argmin",
         family: "places",
         in_place: false,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             numbers::<Min>(cx, &attributes::<ops::Argmin>(op)?.dims, args, results)
         },

@@ -22,7 +22,7 @@ use crate::kernels::skinny::{gather, skinny_rows, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] =
-    &[Kernel { op: "attention", family: "attention", in_place: false, run }];
+    &[Kernel { op: "attention", family: "attention", in_place: false, strided: true, run }];
 
 /// Queries and keys of a block of scores.
 const QUERIES: usize = 128;

@@ -19,8 +19,8 @@ use crate::kernels::scratch::with_scratch;
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "conv1d", family: "convolution", in_place: false, run: run_1d },
-    Kernel { op: "conv2d", family: "convolution", in_place: false, run: run_2d },
+    Kernel { op: "conv1d", family: "convolution", in_place: false, strided: true, run: run_1d },
+    Kernel { op: "conv2d", family: "convolution", in_place: false, strided: true, run: run_2d },
 ];
 
 /// Elements of a block of the patch matrix: a quarter of an L2 cache.

@@ -11,9 +11,9 @@ use crate::kernels::operand::attributes;
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "constant", family: "create", in_place: false, run: constant },
-    Kernel { op: "iota", family: "create", in_place: false, run: iota },
-    Kernel { op: "index", family: "create", in_place: false, run: index },
+    Kernel { op: "constant", family: "create", in_place: false, strided: true, run: constant },
+    Kernel { op: "iota", family: "create", in_place: false, strided: true, run: iota },
+    Kernel { op: "index", family: "create", in_place: false, strided: true, run: index },
 ];
 
 fn constant(

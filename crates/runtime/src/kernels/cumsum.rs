@@ -104,4 +104,4 @@ fn cumsum(
 
 /// The kernels of this family.
 pub(crate) static KERNELS: &[Kernel] =
-    &[Kernel { op: "cumsum", family: "cumsum", in_place: true, run: cumsum }];
+    &[Kernel { op: "cumsum", family: "cumsum", in_place: true, strided: true, run: cumsum }];

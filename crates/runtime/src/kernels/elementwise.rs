@@ -293,7 +293,7 @@ fn conversion(
 }
 
 const fn kernel(op: &'static str, run: Run) -> Kernel {
-    Kernel { op, family: "elementwise", in_place: true, run }
+    Kernel { op, family: "elementwise", in_place: true, strided: true, run }
 }
 
 /// The kernels of this family.

@@ -144,4 +144,4 @@ fn run(
 
 /// The kernels of this family.
 pub(crate) static KERNELS: &[Kernel] =
-    &[Kernel { op: "logsumexp", family: "logsumexp", in_place: false, run }];
+    &[Kernel { op: "logsumexp", family: "logsumexp", in_place: false, strided: true, run }];

@@ -13,11 +13,11 @@ use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 use crate::threads::Threads;
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "gather", family: "lookup", in_place: false, run: gather },
-    Kernel { op: "take_along", family: "lookup", in_place: false, run: take_along },
-    Kernel { op: "scatter", family: "lookup", in_place: true, run: scatter },
-    Kernel { op: "scatter_add", family: "lookup", in_place: true, run: scatter_add },
-    Kernel { op: "one_hot", family: "lookup", in_place: false, run: one_hot },
+    Kernel { op: "gather", family: "lookup", in_place: false, strided: true, run: gather },
+    Kernel { op: "take_along", family: "lookup", in_place: false, strided: true, run: take_along },
+    Kernel { op: "scatter", family: "lookup", in_place: true, strided: true, run: scatter },
+    Kernel { op: "scatter_add", family: "lookup", in_place: true, strided: true, run: scatter_add },
+    Kernel { op: "one_hot", family: "lookup", in_place: false, strided: true, run: one_hot },
 ];
 
 /// Bytes of the result per thread task.

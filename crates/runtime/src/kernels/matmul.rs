@@ -11,7 +11,8 @@ use crate::kernels::scratch::with_scratch;
 use crate::kernels::skinny::{MAX_VECTORS, blocks, gather, skinny, skinny_rows, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
-pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "matmul", family: "matmul", in_place: false, run }];
+pub(crate) static KERNELS: &[Kernel] =
+    &[Kernel { op: "matmul", family: "matmul", in_place: false, strided: true, run }];
 
 /// Rows, columns and depth of a block of 16-bit floats: with the sums it fills half of an L2 cache.
 const BLOCK: [usize; 3] = [256, 256, 256];

@@ -59,6 +59,8 @@ pub struct Kernel {
     pub family: &'static str,
     /// Whether an operand of the first result's type and shape may alias that result.
     pub in_place: bool,
+    /// Whether it reads operands by their strides. For one that does not, operands with gaps, or in another order, are packed.
+    pub strided: bool,
     /// Computes.
     pub run: Run,
 }
@@ -115,7 +117,8 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The elements from the first to the last, including any gaps between them.
+    /// The elements from the first to the last: those of the tensor in row-major order if it is contiguous, as all operands
+    /// of a kernel are that does not ask for strides; else with whatever lies between them.
     pub fn elements<T: Pod>(&self) -> Result<&'a [T], KernelError> {
         let bytes = &self.bytes[..span(self.shape, self.strides) * size_of::<T>()];
         bytemuck::try_cast_slice(bytes).map_err(|error| KernelError::new(format!("storage: {error}")))

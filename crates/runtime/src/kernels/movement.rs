@@ -9,21 +9,21 @@ use crate::kernels::operand::{attributes, layout, part, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "reshape", family: "view", in_place: false, run: write_out },
-    Kernel { op: "permute", family: "view", in_place: false, run: write_out },
-    Kernel { op: "spread", family: "view", in_place: false, run: write_out },
-    Kernel { op: "stop_gradient", family: "view", in_place: false, run: write_out },
-    Kernel { op: "recompute", family: "view", in_place: false, run: write_out },
-    Kernel { op: "keep", family: "view", in_place: false, run: write_out },
-    Kernel { op: "again", family: "view", in_place: false, run: write_out },
-    Kernel { op: "regather", family: "view", in_place: false, run: write_out },
-    Kernel { op: "slice", family: "view", in_place: false, run: write_out },
-    Kernel { op: "broadcast", family: "view", in_place: false, run: write_out },
-    Kernel { op: "split", family: "view", in_place: false, run: write_out },
-    Kernel { op: "update_slice", family: "movement", in_place: true, run: update_slice },
-    Kernel { op: "concat", family: "movement", in_place: false, run: concat },
-    Kernel { op: "pad", family: "movement", in_place: false, run: pad },
-    Kernel { op: "flip", family: "movement", in_place: false, run: flip },
+    Kernel { op: "reshape", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "permute", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "spread", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "stop_gradient", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "recompute", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "keep", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "again", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "regather", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "slice", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "broadcast", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "split", family: "view", in_place: false, strided: true, run: write_out },
+    Kernel { op: "update_slice", family: "movement", in_place: true, strided: true, run: update_slice },
+    Kernel { op: "concat", family: "movement", in_place: false, strided: true, run: concat },
+    Kernel { op: "pad", family: "movement", in_place: false, strided: true, run: pad },
+    Kernel { op: "flip", family: "movement", in_place: false, strided: true, run: flip },
 ];
 
 /// Materialises an op whose results are views of its operand.

@@ -161,6 +161,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "rms_norm",
         family: "normalize",
         in_place: true,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             let (eps, result) = (attributes::<ops::RmsNorm>(op)?.eps, only(results)?);
             by_format!(result.dtype, floats F => rms_norm::<F>(cx, eps, args, result))
@@ -170,6 +171,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "layer_norm",
         family: "normalize",
         in_place: true,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             let (eps, result) = (attributes::<ops::LayerNorm>(op)?.eps, only(results)?);
             by_format!(result.dtype, floats F => layer_norm::<F>(cx, eps, args, result))

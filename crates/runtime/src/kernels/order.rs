@@ -14,8 +14,8 @@ use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 use crate::threads::Threads;
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "sort", family: "order", in_place: false, run: sort },
-    Kernel { op: "topk", family: "order", in_place: false, run: topk },
+    Kernel { op: "sort", family: "order", in_place: false, strided: true, run: sort },
+    Kernel { op: "topk", family: "order", in_place: false, strided: true, run: topk },
 ];
 
 fn sort(

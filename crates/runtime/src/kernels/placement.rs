@@ -10,8 +10,8 @@ use crate::kernels::operand::attributes;
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut, copy};
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "digest", family: "placement", in_place: false, run: digest },
-    Kernel { op: "equal_over", family: "placement", in_place: false, run: equal_over },
+    Kernel { op: "digest", family: "placement", in_place: false, strided: true, run: digest },
+    Kernel { op: "equal_over", family: "placement", in_place: false, strided: true, run: equal_over },
 ];
 
 /// The elements in row-major order; copied if there are gaps between them.

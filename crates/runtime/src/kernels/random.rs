@@ -17,8 +17,8 @@ use crate::kernels::operand::{attributes, view};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] = &[
-    Kernel { op: "uniform", family: "random", in_place: false, run: uniform },
-    Kernel { op: "normal", family: "random", in_place: false, run: normal },
+    Kernel { op: "uniform", family: "random", in_place: false, strided: true, run: uniform },
+    Kernel { op: "normal", family: "random", in_place: false, strided: true, run: normal },
 ];
 
 /// Elements computed at once.

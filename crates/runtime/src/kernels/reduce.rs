@@ -490,10 +490,10 @@ fn prod(
 macro_rules! kernels {
     ($($name:literal $op:ident $types:ident;)*) => {
         /// The kernels of this family.
-        pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "prod", family: "reduce", in_place: false, run: prod }, $(Kernel {
+        pub(crate) static KERNELS: &[Kernel] = &[Kernel { op: "prod", family: "reduce", in_place: false, strided: true, run: prod }, $(Kernel {
             op: $name,
             family: "reduce",
-            in_place: false,
+            in_place: false, strided: true,
             run: |cx, op: &dyn OpDef, args, results| {
                 $types::<$op>(cx, &attributes::<ops::$op>(op)?.dims, args, results)
             },

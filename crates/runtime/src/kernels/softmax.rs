@@ -193,6 +193,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "softmax",
         family: "softmax",
         in_place: true,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             floats::<Quotient>(cx, attributes::<ops::Softmax>(op)?.dim, args, results)
         },
@@ -201,6 +202,7 @@ pub(crate) static KERNELS: &[Kernel] = &[
         op: "log_softmax",
         family: "softmax",
         in_place: true,
+        strided: true,
         run: |cx, op: &dyn OpDef, args, results| {
             floats::<Difference>(cx, attributes::<ops::LogSoftmax>(op)?.dim, args, results)
         },

@@ -7,8 +7,8 @@ use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::program::{Block, Func};
 use consort_ir::types::Type;
-use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx};
-use consort_runtime::threads::Threads;
+use consort_runtime::device::{Cpu, Device};
+use consort_runtime::execute::{ArgValue, Exec, Out, OutTensor, RunCx, Stepped, Until};
 use consort_types::{GroupName, Rank};
 
 /// A rank: its world group, and the groups that programs use.
@@ -17,12 +17,23 @@ pub(crate) struct OneRank<'a> {
     pub(crate) all: Group,
     pub(crate) timeout: Duration,
     pub(crate) clock: Clock<'a>,
+    /// What computes instead of the cores.
+    pub(crate) device: Option<&'a dyn Device>,
+    cpu: Cpu,
     groups: Vec<(GroupName, Option<Group>)>,
 }
 
 impl<'a> OneRank<'a> {
     pub(crate) fn new(mesh: &'a Mesh, all: Group) -> OneRank<'a> {
-        OneRank { mesh, all, timeout: Duration::from_secs(20), clock: &Instant::now, groups: Vec::new() }
+        OneRank {
+            mesh,
+            all,
+            timeout: Duration::from_secs(20),
+            clock: &Instant::now,
+            device: None,
+            cpu: Cpu::default(),
+            groups: Vec::new(),
+        }
     }
 
     /// The group; all ranks must ask for groups in the same order.
@@ -52,15 +63,56 @@ impl<'a> OneRank<'a> {
         for group in used {
             self.group(group);
         }
-        Exec::lower(self.mesh, func, &|_| None).map_err(|error| error.to_string())
+        Exec::lower(self.mesh, func, self.device.unwrap_or(&self.cpu)).map_err(|error| error.to_string())
     }
 
     pub(crate) fn run(&mut self, exec: &mut Exec, args: &mut [ArgValue]) -> Result<Vec<Out>, String> {
         let list = exec.groups().to_vec();
         let groups: Vec<Option<Group>> = list.into_iter().map(|group| self.group(group)).collect();
         let (heap, timeout) = (self.all.heap(), self.timeout);
-        let cx = RunCx { heap, groups: &groups, threads: &Threads::ONE, timeout, clock: self.clock };
+        let cx = RunCx {
+            heap,
+            groups: &groups,
+            device: self.device.unwrap_or(&self.cpu),
+            timeout,
+            clock: self.clock,
+        };
         exec.run(&cx, args).map(|outs| outs.into_vec()).map_err(|error| error.to_string())
+    }
+
+    /// The same step by step, and how often a step was blocked by each kind of cause: an operation in flight, a release, an
+    /// argument, the device.
+    pub(crate) fn step(
+        &mut self,
+        exec: &mut Exec,
+        args: &mut [ArgValue],
+    ) -> Result<(Vec<Out>, [usize; 4]), String> {
+        let list = exec.groups().to_vec();
+        let groups: Vec<Option<Group>> = list.into_iter().map(|group| self.group(group)).collect();
+        let (heap, timeout) = (self.all.heap(), self.timeout);
+        let device = self.device.unwrap_or(&self.cpu);
+        let cx = RunCx { heap, groups: &groups, device, timeout, clock: self.clock };
+        let mut blocked = [0; 4];
+        let mut ran = exec.begin(&cx, args);
+        while ran.is_ok() {
+            ran = match exec.step(&cx) {
+                Ok(Stepped::Ran) => Ok(()),
+                Ok(Stepped::Blocked(until)) => {
+                    let kind = match until {
+                        Until::Arrival(_) => 0,
+                        Until::Release => 1,
+                        Until::Argument(_) => 2,
+                        Until::Launched(_) => 3,
+                    };
+                    blocked[kind] += 1;
+                    exec.block(until, &cx)
+                }
+                Ok(Stepped::Done) => break,
+                Err(error) => Err(error),
+            };
+        }
+        let outs = exec.end(&cx, ran).map_err(|error| error.to_string())?;
+        Ok((outs.into_vec(), blocked))
     }
 
     pub(crate) fn args(&self, func: &Func, inputs: &[Literal]) -> Vec<ArgValue> {

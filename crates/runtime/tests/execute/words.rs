@@ -3,10 +3,11 @@
 use consort_comm::spawn_with_heap;
 use consort_ir::literal::Literal;
 use consort_ir::ops::OpTable;
-use consort_ir::plan::Region;
+use consort_ir::plan::{Region, RegionKind};
 use consort_ir::program::{Func, Program};
 use consort_ir::text::parse;
 use consort_ir::verify::verify;
+use consort_runtime::device::Cpu;
 use consort_runtime::execute::{ArgValue, Exec, Out};
 use consort_types::{Dtype, Rank};
 
@@ -100,7 +101,7 @@ plan (rank 0, arg0: 0x8, out0: 0x8) {
 /// The error of lowering a plan.
 fn lower_error(text: &str) -> String {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
-    match Exec::lower(&program.mesh, &program.funcs[0], &|_| None) {
+    match Exec::lower(&program.mesh, &program.funcs[0], &Cpu::default()) {
         Ok(_) => String::new(),
         Err(error) => error.to_string(),
     }
@@ -145,7 +146,7 @@ plan (rank 0, arg0: 0x8) {
         let mut args = rank.args(&func, &two()[me]);
         let outs = rank.run(&mut exec, &mut args).unwrap();
         let [Out::Tensor(out)] = &outs[..] else { panic!("one tensor") };
-        assert_eq!((out.region, exec.copied_bytes()), (Region::Arg(0), 0));
+        assert_eq!((out.region, exec.copied_bytes()), (Region::of(RegionKind::Arg(0)), 0));
         assert!(tensor(out).same(&floats(&[11.0, 22.0])));
         // It is the caller's own storage.
         let ArgValue::Tensor { buffer, .. } = &args[0] else { panic!("a tensor") };

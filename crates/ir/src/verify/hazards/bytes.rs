@@ -188,7 +188,7 @@ mod tests {
     /// Every byte of the heap below 64, one by one.
     fn all(bytes: &Bytes) -> Vec<Option<Cell>> {
         let mut list = Vec::new();
-        for (part, cell) in bytes.over(Region::Heap, 0..64) {
+        for (part, cell) in bytes.over(Region::HEAP, 0..64) {
             assert_eq!(part.start, list.len() as u64);
             list.extend(part.map(|_| cell.cloned()));
         }
@@ -211,10 +211,10 @@ mod tests {
                 let value = below(3) as u32;
                 let wide = range.start as u64..range.end as u64;
                 if below(2) == 0 {
-                    bytes.set(Region::Heap, wide, cell(value));
+                    bytes.set(Region::HEAP, wide, cell(value));
                     list[range].fill(Some(cell(value)));
                 } else {
-                    bytes.update(Region::Heap, wide, |cell| cell.flight = Some(Value(value)));
+                    bytes.update(Region::HEAP, wide, |cell| cell.flight = Some(Value(value)));
                     list[range].iter_mut().flatten().for_each(|cell| cell.flight = Some(Value(value)));
                 }
                 assert_eq!(all(&bytes), list);
@@ -239,17 +239,17 @@ mod tests {
     #[test]
     fn a_join_keeps_what_both_hold() {
         let (mut a, mut b) = (Bytes::default(), Bytes::default());
-        a.set(Region::Heap, 0..8, cell(1));
-        b.set(Region::Heap, 0..8, cell(1));
-        b.set(Region::Heap, 4..6, cell(2));
-        b.update(Region::Heap, 6..8, |cell| cell.leases.push(Value(9)));
+        a.set(Region::HEAP, 0..8, cell(1));
+        b.set(Region::HEAP, 0..8, cell(1));
+        b.set(Region::HEAP, 4..6, cell(2));
+        b.update(Region::HEAP, 6..8, |cell| cell.leases.push(Value(9)));
         let joined = all(&a.join(&b));
         assert_eq!(joined[3], Some(cell(1)));
         assert_eq!(joined[4], Some(Cell::default()));
         let leased = Values::from_slice(&[Value(9)]);
         assert_eq!(joined[7], Some(Cell { leases: leased.clone(), ..cell(1) }));
         // Bytes that only one path has touched are leased after the join.
-        a.set(Region::Heap, 8..12, Cell { leases: leased.clone(), ..cell(3) });
+        a.set(Region::HEAP, 8..12, Cell { leases: leased.clone(), ..cell(3) });
         for joined in [all(&a.join(&b)), all(&b.join(&a))] {
             assert_eq!(joined[8], Some(Cell { leases: leased.clone(), ..Cell::default() }));
         }

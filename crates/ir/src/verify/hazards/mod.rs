@@ -46,7 +46,7 @@ use crate::entity::{Value, ValueMap};
 use crate::index::Sym;
 use crate::mesh::Mesh;
 use crate::ops::{Effects, EvalCx, Flow};
-use crate::plan::{NodePlan, Place, PlanHeader, Region};
+use crate::plan::{NodePlan, Place, PlanHeader, Region, RegionKind};
 use crate::program::{Block, Func};
 use crate::storage::{ByteSet, Placement, Ranges, entry_leases, overlap};
 use crate::types::Type;
@@ -297,7 +297,7 @@ impl<'a> Checker<'a> {
 
     /// Checks that these bytes may be written. `hull` is the range from the first to the last.
     fn check_writes(&mut self, value: Value, region: Region, hull: &Range<u64>, ranges: impl Fn() -> Ranges) {
-        if let (Region::Arg(number), false) = (region, hull.is_empty()) {
+        if let (RegionKind::Arg(number), false) = (region.kind, hull.is_empty()) {
             let param = self.func.body.params.get(number as usize);
             if !param.is_some_and(|param| self.head.donated.contains(param)) {
                 self.error("H4", format!("writes {value} in {region}, which was not given away"));
@@ -410,7 +410,7 @@ impl<'a> Checker<'a> {
         self.lodge(&body.params, &body.places);
         for (number, param) in (0u32..).zip(&body.params) {
             for tensor in self.tensors(*param) {
-                if tensor.region() != Region::Arg(number) {
+                if tensor.region().kind != RegionKind::Arg(number) {
                     self.error("H4", format!("{param} lies in {}, not in arg{number}", tensor.region()));
                 }
                 let mut cell = holding(*param);
@@ -462,7 +462,7 @@ impl<'a> Checker<'a> {
         for value in &self.func.body.results {
             let flies = matches!(self.pendings.get(*value), Some(Pending::Of(_)));
             for tensor in self.tensors(*value) {
-                if matches!(tensor.region(), Region::Arena | Region::Heap) && !tensor.bytes().is_empty() {
+                if tensor.region().is_kept() && !tensor.bytes().is_empty() {
                     self.error(
                         "H9",
                         format!("{value} lies in {}, which the next call uses", tensor.region()),
@@ -492,8 +492,8 @@ fn lines(block: &Block) -> usize {
 
 /// Bytes as errors write them.
 fn text(region: Region, range: &Range<u64>) -> String {
-    match region {
-        Region::Dyn(_) => format!("@{region}"),
+    match region.kind {
+        RegionKind::Dyn(_) => format!("@{region}"),
         _ => format!("@{region}+{:#x}..{:#x}", range.start, range.end),
     }
 }
