@@ -281,10 +281,10 @@ impl<'a> Lowerer<'a> {
             Flow::Loop { trips, carries, slices } => {
                 return self.repeat(to, node, plan, trips, carries..carries + slices);
             }
-            Flow::Straight if is_wait => self.straight(node, plan)?,
+            Flow::Straight if is_wait => self.straight(to, node, plan)?,
             Flow::Straight => {
                 self.release(to, node, plan, &node.results)?;
-                self.straight(node, plan)?
+                self.straight(to, node, plan)?
             }
         };
         self.line(to, node, step, self.work(node));
@@ -330,11 +330,11 @@ impl<'a> Lowerer<'a> {
         }
     }
 
-    fn straight(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
+    fn straight(&mut self, to: BlockId, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
         let (args, results) = (self.all_slots(&node.args), self.all_slots(&node.results));
         match node.op.effects() {
             Effects::Wait => Ok(Step::Wait(self.flight(node.args[0])?)),
-            Effects::Collective(_) | Effects::Messages(_) => self.start(node, plan),
+            Effects::Collective(_) | Effects::Messages(_) => self.start(to, node, plan),
             Effects::Host if results.is_empty() => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
                 let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();

@@ -8,18 +8,17 @@ use consort_types::{Collective, Kind, Message, Written};
 
 use super::lower::Lowerer;
 use super::memory::SlotId;
-use super::step::{Call, Slots, Start, Step};
+use super::step::{BlockId, Call, Slots, Start, Step, Work};
 use crate::RunError;
 
 impl Lowerer<'_> {
-    pub(super) fn start(&mut self, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
+    /// What prepares the operands is lines of their own, since it must be over before the operation starts.
+    pub(super) fn start(&mut self, to: BlockId, node: &Node, plan: &NodePlan) -> Result<Step, RunError> {
         let collective = node.op.collective().ok_or_else(no_communication)?;
         let (mut operands, results) = (self.all_slots(&node.args), self.all_slots(&node.results));
         let flight = self.flight(node.results[0])?;
         let mut start = Start {
             group: None,
-            copies: Vec::new(),
-            zeros: Slots::new(),
             zeros_after: Slots::new(),
             written: Slots::new(),
             leaves: self.leaves(node.results[0]),
@@ -30,12 +29,14 @@ impl Lowerer<'_> {
         let Some(me) = self.mesh.group_rank(collective.over, self.rank) else {
             // A rank outside the group passes its operands through.
             let sent = collective.sends.len();
-            for (i, (from, to)) in operands.iter().skip(sent).zip(&results).enumerate() {
-                start.copies.push((*from, *to, copied(sent + i)));
+            for (i, (from, result)) in operands.iter().skip(sent).zip(&results).enumerate() {
+                let step = Step::Copy { from: *from, to: *result, counted: copied(sent + i) };
+                self.line(to, node, step, Work::default());
             }
             return Ok(Step::Start(Box::new(start)));
         };
         start.group = Some(self.queue(plan)?);
+        let (mut copies, mut zeros) = (Vec::new(), Slots::new());
         let written = collective.role(me as usize).written;
         for (arg, slot) in operands.iter().enumerate() {
             let elsewhere = (0..results.len()).any(|result| {
@@ -58,7 +59,7 @@ impl Lowerer<'_> {
             let comes = |message: &Message<Index>| self.has_peer(message, me, &collective);
             let matters = collective.needs(at, me as usize, comes);
             if copied(at) && matters {
-                start.copies.push((operand, *result, true));
+                copies.push(Step::Copy { from: operand, to: *result, counted: true });
             } else if !stays && matters && written != Written::Zeros {
                 let value = node.args[at];
                 let message =
@@ -67,7 +68,7 @@ impl Lowerer<'_> {
             }
             if written == Written::Zeros && !copied(at) && !self.slots[operand].overlaps(&self.slots[*result])
             {
-                start.zeros.push(*result);
+                zeros.push(*result);
                 continue;
             }
             operands[at] = *result;
@@ -85,8 +86,14 @@ impl Lowerer<'_> {
         }
         match written {
             Written::New => start.written.extend(results.iter().copied()),
-            Written::Zeros if !overwrites => start.zeros.extend(results.iter().copied()),
+            Written::Zeros if !overwrites => zeros.extend(results.iter().copied()),
             _ => {}
+        }
+        for copy in copies {
+            self.line(to, node, copy, Work::default());
+        }
+        if !zeros.is_empty() {
+            self.line(to, node, Step::Zeros(zeros), Work::default());
         }
         let outs = if written == Written::New { &results[..] } else { &[] };
         start.call = match collective.kind {

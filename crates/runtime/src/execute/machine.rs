@@ -71,16 +71,29 @@ impl State {
 
     /// Blocks until what a step waits for is over, at most until its deadline.
     pub(super) fn block(&mut self, until: Until, blocks: &Blocks, cx: &RunCx<'_>) -> Result<(), RunError> {
-        let waited = match until {
-            Until::Argument(region) => self.memory.arrive(region),
-            Until::Launched(mark) => reach(mark, cx),
-            Until::Arrival(_) | Until::Release => match self.current(blocks).map(|line| &line.step) {
-                Some(Step::Wait(flight)) => self.wait(*flight, cx),
-                Some(Step::Release(leases)) => self.release(leases, cx),
-                _ => Ok(()),
-            },
+        let next = || {
+            let frame = self.frames.last()?;
+            blocks[frame.block].get(frame.next).map(|line| (line.op, line.site))
         };
-        waited.map_err(|error| self.named(error, blocks))
+        let named = |error: RunError, line: Option<(&'static str, _)>| match line {
+            Some((op, site)) => error.at(op, site),
+            None => error,
+        };
+        match until {
+            Until::Argument(region) => {
+                let line = next();
+                self.memory.arrive(region).map_err(|error| named(error, line))
+            }
+            Until::Launched(mark) => reach(mark, cx).map_err(|error| named(error, next())),
+            Until::Arrival(_) | Until::Release => {
+                let waited = match self.current(blocks).map(|line| &line.step) {
+                    Some(Step::Wait(flight)) => self.wait(*flight, cx),
+                    Some(Step::Release(leases)) => self.release(leases, cx),
+                    _ => Ok(()),
+                };
+                waited.map_err(|error| self.named(error, blocks))
+            }
+        }
     }
 
     /// An error with the line that runs, or ran last.

@@ -17,12 +17,6 @@ use crate::start::{call_text, digest, message_digest, start, type_text};
 
 impl State {
     pub(super) fn start(&mut self, line: &Start, site: Option<Site>, cx: &RunCx<'_>) -> Result<(), RunError> {
-        for (from, to, counted) in &line.copies {
-            self.copy(*from, *to, *counted, cx)?;
-        }
-        for slot in &line.zeros {
-            cx.device.zero(&self.memory.stored(&self.slots[*slot])?)?;
-        }
         for slot in &line.written {
             if !self.memory.stored(&self.slots[*slot])?.is_released()? {
                 return Err(RunError::leased());

@@ -96,6 +96,11 @@ impl State {
             Step::Kernel { kernel, op, args, results } => self.kernel(kernel, op, args, results, cx)?,
             Step::Eval { op, args, results } => self.eval(op, args, results)?,
             Step::Copy { from, to, counted } => self.copy(*from, *to, *counted, cx)?,
+            Step::Zeros(slots) => {
+                for slot in slots {
+                    cx.device.zero(&self.memory.stored(&self.slots[*slot])?)?;
+                }
+            }
             Step::Join { op, boxes, counted, args, result } => match boxes {
                 Some(boxes) => self.copied += self.join(boxes, (args, counted), *result, cx)?,
                 None => {

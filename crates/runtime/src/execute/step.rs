@@ -81,6 +81,8 @@ pub(super) enum Step {
         to: SlotId,
         counted: bool,
     },
+    /// Results of a start that are zero on this rank, before it.
+    Zeros(Slots),
     /// Copies boxes of operands to their places in the result unless they lie there already; boxes that depend on sizes
     /// known only at run time are computed at each call.
     Join {
@@ -119,7 +121,9 @@ impl Step {
         match self {
             Step::Eval { .. } | Step::Start(_) | Step::ToSize { .. } | Step::Cond(_) => true,
             Step::Loop(each) => matches!(each.trips, Trips::While { .. }),
-            Step::Nothing | Step::Kernel { .. } | Step::Copy { .. } | Step::Join { .. } => false,
+            Step::Nothing | Step::Kernel { .. } | Step::Copy { .. } | Step::Zeros(_) | Step::Join { .. } => {
+                false
+            }
             Step::Wait(_) | Step::Release(_) | Step::Move(_) | Step::Entries { .. } => false,
         }
     }
@@ -139,14 +143,15 @@ impl Step {
                 each(&[*result]);
             }
             Step::Start(start) => {
-                start.copies.iter().for_each(|(from, to, _)| each(&[*from, *to]));
-                [&start.zeros, &start.zeros_after, &start.written].into_iter().for_each(|slots| each(slots));
+                each(&start.zeros_after);
+                each(&start.written);
                 if let Some(call) = &start.call {
                     each(&call.operands);
                     each(&call.results);
                 }
             }
             Step::Release(leases) => each(&leases.entry),
+            Step::Zeros(results) => each(results),
             Step::Move(moves) => moves.tensors.iter().for_each(|one| each(&[one.from, one.to])),
             Step::Entries { pairs, .. } => pairs.iter().for_each(|(whole, one)| each(&[*whole, *one])),
             Step::ToSize { args, .. } => each(args),
@@ -173,10 +178,6 @@ pub(super) struct Release {
 pub(super) struct Start {
     /// The number of its group; `None` if this rank is not a member.
     pub(super) group: Option<usize>,
-    /// Operands that are copied before they take part, their destinations, and whether the copy is counted.
-    pub(super) copies: Vec<(SlotId, SlotId, bool)>,
-    /// Results that are zero on this rank, zeroed at once.
-    pub(super) zeros: Slots,
     /// Results that are zero on this rank, zeroed after the wait because peers read the memory until then.
     pub(super) zeros_after: Slots,
     /// Slots that the operation writes, whose leases must have ended.
