@@ -1,5 +1,5 @@
-//! Larger programs take little more memory than they need, and copy nothing for communication. Gradients of loops
-//! have no stacks beside those that they keep and give. Sizes that exceed the address space are refused.
+//! Larger programs take little more memory than they need, and copy nothing for communication. Gradients of loops and of
+//! slices have no tensors beside those that they keep and give. Sizes that exceed the address space are refused.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
@@ -169,6 +169,28 @@ func @f(v0: f32[1000], v1: f32[64,1000]) -> f32[] {{
         let (plan, peak) = of_gradient(&text, &[0, 1]);
         assert!(!plan.contains("flip"), "{plan}");
         assert!(3 * stack <= peak && peak <= 3 * stack + 8 * entry, "{peak} bytes\n{plan}");
+    }
+}
+
+/// Of each window the square is added up: its cotangent has two parts, which are added before they are put in place.
+#[test]
+fn slices_of_one_value_have_one_gradient_of_its_size() {
+    let (whole, part) = (1024 * 64 * 4, 64 * 64 * 4);
+    // Windows that meet, and windows between which something is left out.
+    for step in [48, 80] {
+        let mut t = Text { text: "mesh ()\n\nfunc @f(v0: f32[1024,64]) -> f32[] {\n".to_string(), next: 1 };
+        let mut sum = t.node("constant[dtype=f32, shape=[], value=0.0]", "f32[]");
+        for i in 0..12 {
+            let start = i * step;
+            let window =
+                t.node(&format!("slice[start=[{start}, 0], size=[64, 64], step=[1, 1]] v0"), "f32[64,64]");
+            let square = t.node(&format!("mul {window}, {window}"), "f32[64,64]");
+            let one = t.node(&format!("sum[dims=[0, 1], keep=false] {square}"), "f32[]");
+            sum = t.node(&format!("add {sum}, {one}"), "f32[]");
+        }
+        let (plan, peak) = of_gradient(&(t.text + &format!("    return {sum}\n}}\n")), &[0]);
+        assert_eq!(plan.matches(" pad[").count(), 1, "{plan}");
+        assert!(peak <= whole + 3 * part, "{peak} bytes\n{plan}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! first.
 
 use consort_ir::entity::Value;
-use consort_ir::ops::{Add, Cond, Flag, Op, Scan, sum_over};
+use consort_ir::ops::{Cond, Flag, Op, Scan, sum_over};
 use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
 use consort_types::{Axes, Failure, GroupName};
@@ -222,7 +222,7 @@ impl Backward<'_, '_> {
         }
         for ((number, i, _), sum) in summed.iter().zip(&inner[carried.len()..]) {
             results.push(match of(*number, *i) {
-                Some(cotangent) => self.builder.one(Add {}, &[*sum, cotangent])?,
+                Some(cotangent) => self.sum(*sum, cotangent)?,
                 None => *sum,
             });
         }
