@@ -366,7 +366,12 @@ impl Session {
                 Ok(((next, ys), tensors))
             },
         )?;
-        let op = ops::Scan { length: length.clone(), carries: carries.len(), slices: slices.len() };
+        let op = ops::Scan {
+            length: length.clone(),
+            carries: carries.len(),
+            slices: slices.len(),
+            reverse: ops::Flag(false),
+        };
         let values = self.control_node(Op::new(op), &operands, vec![block], "scan", site)?;
         let (own, stacked) = values.split_at(carries.len());
         Ok((next.unflatten(own.to_vec())?, ys.unflatten(stacked.to_vec())?))

@@ -329,8 +329,7 @@ impl<'a> RankState<'a> {
         let stacked = vec![Vec::new(); block.results.len() - carries];
         self.spend(Total { steps: 1, ..Total::default() })?;
         self.enter(block, args, Then::Loop { node, iteration: 0, stacked });
-        self.set_slices(node, 0);
-        Ok(())
+        self.set_slices(node, 0)
     }
 
     /// An empty stack of a block's result.
@@ -344,14 +343,20 @@ impl<'a> RankState<'a> {
     }
 
     /// Sets the slice parameters of a loop's block to the entries of an iteration.
-    fn set_slices(&mut self, node: &Node, iteration: usize) {
-        let Flow::Loop { carries, slices, .. } = node.op.flow() else { return };
+    fn set_slices(&mut self, node: &Node, iteration: usize) -> Result<(), OracleError> {
+        let Flow::Loop { trips: Trips::Count(length), carries, slices, reverse } = node.op.flow() else {
+            return Ok(());
+        };
+        let cx = EvalCx { mesh: self.mesh, rank: self.rank, symbols: &self.symbols };
+        let length = cx.size(length).map_err(|error| self.error(error))?;
+        let entry = Flow::entry(reverse, length, iteration);
         for i in carries..carries + slices {
             if let Some(Item::Tensor(whole)) = self.values.get(node.args[i]) {
-                let entry = whole.narrow(0, iteration, 1).reshaped(whole.shape[1..].to_vec());
+                let entry = whole.narrow(0, entry, 1).reshaped(whole.shape[1..].to_vec());
                 self.insert(node.blocks[0].params[i], Item::Tensor(Rc::new(entry)));
             }
         }
+        Ok(())
     }
 
     /// Ends a block and passes on its results.
@@ -366,7 +371,7 @@ impl<'a> RankState<'a> {
             }
             Then::Cond(node) => self.advance(node, results),
             Then::Loop { node, iteration, mut stacked } => {
-                let Flow::Loop { carries, .. } = node.op.flow() else { return Ok(()) };
+                let Flow::Loop { carries, reverse, .. } = node.op.flow() else { return Ok(()) };
                 let mut results = results.into_iter();
                 let carried: Vec<Item> = results.by_ref().take(carries).collect();
                 for (stack, item) in stacked.iter_mut().zip(results) {
@@ -377,6 +382,9 @@ impl<'a> RankState<'a> {
                 }
                 self.node = Some(node);
                 if !self.goes_on(node, iteration + 1, carried.first())? {
+                    if reverse {
+                        stacked.iter_mut().for_each(|entries| entries.reverse());
+                    }
                     let stacks =
                         stacked.iter().map(|entries| self.stack(entries)).collect::<Result<Vec<_>, _>>()?;
                     stacked.iter().flatten().for_each(|entry| self.in_use.drop(bytes_of(entry)));
@@ -387,7 +395,7 @@ impl<'a> RankState<'a> {
                 for (param, item) in node.blocks[0].params.iter().zip(carried) {
                     self.insert(*param, item);
                 }
-                self.set_slices(node, iteration + 1);
+                self.set_slices(node, iteration + 1)?;
                 let then = Then::Loop { node, iteration: iteration + 1, stacked };
                 self.frames.push(Frame { block: frame.block, at: 0, then });
             }

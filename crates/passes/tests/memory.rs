@@ -1,5 +1,5 @@
-//! Larger programs take little more memory than they need, and copy nothing for communication. Sizes that exceed the
-//! address space are refused.
+//! Larger programs take little more memory than they need, and copy nothing for communication. Gradients of loops and of
+//! slices have no tensors beside those that they keep and give. Sizes that exceed the address space are refused.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use consort_ir::ops::OpTable;
 use consort_ir::program::Program;
 use consort_ir::text::{parse, print};
 use consort_ir::verify::{hazards, verify};
-use consort_passes::{Binding, PlanReport, plan, report};
+use consort_passes::{Binding, PASSES, PassCx, PlanReport, Wanted, gradient, plan, report, simplify};
 use consort_types::Rank;
 
 /// Checks that the plan of a program's only function on rank 1 takes little more memory than needed and copies nothing.
@@ -127,6 +127,70 @@ fn memory_is_close_to_what_is_needed() {
             [("[2,2]", "[256,256]"), ("[2, 2]", "[256, 256]"), ("[2,1]", "[256,1]"), ("[2, 1]", "[256, 1]")];
         close("ring attention", &larger("c4-ring-attention-forward", &matrices), given);
         close("ring kernel", &larger("c2-ring-kernel-on-4-ranks", &[("[3]", "[30000]")]), given);
+    }
+}
+
+/// The simplified gradient of a program's only function by these arguments, as text, and the peak of its plan without its
+/// arguments.
+fn of_gradient(text: &str, by: &[usize]) -> (String, usize) {
+    let program = parse(text, &OpTable::built_in()).unwrap().program;
+    let made = gradient(&program, "f", &Wanted::by(by)).unwrap().program;
+    let Program { mesh, funcs } = simplify(&made, PASSES, &mut PassCx::default()).unwrap();
+    let binding = Binding { rank: Rank(0), symbols: &BTreeMap::new(), donated: &[] };
+    let func = plan(&mesh, &funcs[0], &binding).unwrap();
+    assert_eq!(hazards(&mesh, &func), []);
+    let peak = report(&mesh, &func).peak_bytes as usize;
+    let plan = print(&Program { mesh, funcs: vec![func] });
+    println!("{peak} bytes\n{plan}");
+    (plan, peak)
+}
+
+/// The loop keeps two stacks, what enters each iteration and what leaves it, and gives the gradient of what it slices.
+#[test]
+fn the_gradient_of_a_scan_copies_no_stack() {
+    let (entry, stack) = (1000 * 4, 64 * 1000 * 4);
+    for reverse in ["", ", reverse=true"] {
+        let text = format!(
+            "mesh ()
+
+func @f(v0: f32[1000], v1: f32[64,1000]) -> f32[] {{
+    v2 = scan[length=64, carries=1, slices=1{reverse}] v0, v1 : f32[1000] {{
+        body(v3: f32[1000], v4: f32[1000]) {{
+            v5 = mul v3, v4 : f32[1000]
+            v6 = tanh v5 : f32[1000]
+            return v6
+        }}
+    }}
+    v7 = sum[dims=[0], keep=false] v2 : f32[]
+    return v7
+}}
+"
+        );
+        let (plan, peak) = of_gradient(&text, &[0, 1]);
+        assert!(!plan.contains("flip"), "{plan}");
+        assert!(3 * stack <= peak && peak <= 3 * stack + 8 * entry, "{peak} bytes\n{plan}");
+    }
+}
+
+/// Of each window the square is added up: its cotangent has two parts, which are added before they are put in place.
+#[test]
+fn slices_of_one_value_have_one_gradient_of_its_size() {
+    let (whole, part) = (1024 * 64 * 4, 64 * 64 * 4);
+    // Windows that meet, and windows between which something is left out.
+    for step in [48, 80] {
+        let mut t = Text { text: "mesh ()\n\nfunc @f(v0: f32[1024,64]) -> f32[] {\n".to_string(), next: 1 };
+        let mut sum = t.node("constant[dtype=f32, shape=[], value=0.0]", "f32[]");
+        for i in 0..12 {
+            let start = i * step;
+            let window =
+                t.node(&format!("slice[start=[{start}, 0], size=[64, 64], step=[1, 1]] v0"), "f32[64,64]");
+            let square = t.node(&format!("mul {window}, {window}"), "f32[64,64]");
+            let one = t.node(&format!("sum[dims=[0, 1], keep=false] {square}"), "f32[]");
+            sum = t.node(&format!("add {sum}, {one}"), "f32[]");
+        }
+        let (plan, peak) = of_gradient(&(t.text + &format!("    return {sum}\n}}\n")), &[0]);
+        assert_eq!(plan.matches(" pad[").count(), 1, "{plan}");
+        assert!(peak <= whole + 3 * part, "{peak} bytes\n{plan}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Attributes: the values in brackets after an op's name, and how they are read and printed.
 //!
-//! Every attribute is always printed, in the order of its declaration, so that a line says everything
-//! about its op and two texts of one program are equal byte for byte.
+//! Every attribute but a `Flag` that is false is always printed, in the order of its declaration, so that a line says
+//! everything about its op and two texts of one program are equal byte for byte.
 
 use std::fmt::{self, Write};
 
@@ -30,6 +30,10 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     fn write(&self, out: &mut String, mesh: &Mesh);
     /// Reads the value.
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, ParseError>;
+    /// The value that programs leave out, with its name.
+    fn left_out() -> Option<Self> {
+        None
+    }
     /// Whether both print alike; floats are compared by their bits.
     fn same(&self, other: &Self) -> bool {
         self == other
@@ -42,7 +46,11 @@ pub trait Attr: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 
 /// Reads `name=value` and the comma or bracket before it.
 pub fn read_attr<A: Attr>(cursor: &mut Cursor<'_>, name: &str, first: &mut bool) -> Result<A, ParseError> {
-    if !cursor.eat(if *first { "[" } else { "," }) {
+    let before = if *first { "[" } else { "," };
+    if let Some(value) = A::left_out().filter(|_| !cursor.at_pair(before, name)) {
+        return Ok(value);
+    }
+    if !cursor.eat(before) {
         return Err(
             cursor.expected_on_line(&format!("{}attribute `{name}`", if *first { "`[` and " } else { "" }))
         );
@@ -61,8 +69,11 @@ pub fn end_attrs(cursor: &mut Cursor<'_>, any: bool) -> Result<(), ParseError> {
     if any { cursor.expect("]") } else { Ok(()) }
 }
 
-/// Writes `name=value` and the comma or bracket before it.
+/// Writes `name=value` and the comma or bracket before it, unless it is left out.
 pub fn write_attr<A: Attr>(out: &mut String, mesh: &Mesh, name: &str, value: &A, first: &mut bool) {
+    if A::left_out().is_some_and(|left_out| left_out.same(value)) {
+        return;
+    }
     out.push_str(if *first { "[" } else { ", " });
     *first = false;
     let _ = write!(out, "{name}=");
@@ -86,6 +97,23 @@ impl Attr for bool {
     }
     fn read(cursor: &mut Cursor<'_>) -> Result<bool, ParseError> {
         cursor.one_of("true or false", |word| word.parse().ok())
+    }
+}
+
+/// True or false; programs write it only if it is true.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flag(pub bool);
+
+impl Attr for Flag {
+    const KIND: &'static str = "true, or left out";
+    fn write(&self, out: &mut String, mesh: &Mesh) {
+        self.0.write(out, mesh);
+    }
+    fn read(cursor: &mut Cursor<'_>) -> Result<Flag, ParseError> {
+        cursor.expect("true").map(|()| Flag(true))
+    }
+    fn left_out() -> Option<Flag> {
+        Some(Flag(false))
     }
 }
 

@@ -5,7 +5,7 @@ use consort_types::{Axes, Dtype, Failure};
 use crate::index::Index;
 use crate::infer::{fits, same_type};
 use crate::op;
-use crate::ops::{Cost, CostCx, Flow, InferCx, OpDef, Takes, Trips, count};
+use crate::ops::{Cost, CostCx, Flag, Flow, InferCx, OpDef, Takes, Trips, count};
 use crate::types::{TensorType, Type};
 
 const OUTSIDE: &str = "wait for the pending, or read the size, outside the blocks";
@@ -163,9 +163,10 @@ impl OpDef for Cond {
 op! {
     /// Runs its block `length` times: a loop, never unrolled. The first `carries` operands enter the first
     /// iteration, and what the block returns in their place enters the next; the following `slices` operands
-    /// are cut along their first dimension, one entry for each iteration; every iteration sees the rest.
+    /// are cut along their first dimension, one entry for each iteration, the last first if the loop is `reverse`;
+    /// every iteration sees the rest.
     /// The results are the last carries, then whatever else the block returns, stacked along a new first
-    /// dimension. A pending may be carried: started in one iteration and waited for in the next.
+    /// dimension in the order of the entries. A pending may be carried: started in one iteration and waited for in the next.
     ///
     /// (C1) There are at least `carries` + `slices` operands, and the length is not negative.
     ///
@@ -185,7 +186,9 @@ op! {
         /// How many operands are carried.
         carries: usize,
         /// How many operands are sliced.
-        slices: usize
+        slices: usize,
+        /// Whether iteration i of n takes and stacks entry n - 1 - i, instead of entry i.
+        reverse: Flag
     }
     example "mesh ()\n\nfunc @f(v0: f32[], v1: f32[3]) -> (f32[], f32[3]) {\n    v2, v3 = scan[length=3, carries=1, slices=1] v0, v1 : f32[], f32[3] {\n        body(v4: f32[], v5: f32[]) {\n            v6 = add v4, v5 : f32[]\n            return v6, v6\n        }\n    }\n    return v2, v3\n}\n; run: @f(10, [1, 2, 3]) == 16, [11, 13, 16]\n"
 }
@@ -232,7 +235,12 @@ impl OpDef for Scan {
         cx.free()
     }
     fn flow(&self) -> Flow<'_> {
-        Flow::Loop { trips: Trips::Count(&self.length), carries: self.carries, slices: self.slices }
+        Flow::Loop {
+            trips: Trips::Count(&self.length),
+            carries: self.carries,
+            slices: self.slices,
+            reverse: self.reverse.0,
+        }
     }
     fn takes(&self) -> Takes {
         Takes::Any
@@ -303,7 +311,7 @@ impl OpDef for While {
     }
     fn flow(&self) -> Flow<'_> {
         let trips = Trips::While { limit: self.limit, expected: self.expected };
-        Flow::Loop { trips, carries: self.carries, slices: 0 }
+        Flow::Loop { trips, carries: self.carries, slices: 0, reverse: false }
     }
     fn takes(&self) -> Takes {
         Takes::Any

@@ -326,6 +326,8 @@ pub enum Flow<'a> {
         carries: usize,
         /// The number of operands that are sliced.
         slices: usize,
+        /// Whether iteration i of n takes and stacks entry n - 1 - i instead of entry i.
+        reverse: bool,
     },
 }
 
@@ -352,6 +354,11 @@ impl Trips<'_> {
 }
 
 impl Flow<'_> {
+    /// The entry that an iteration of a loop of known length takes and stacks.
+    pub fn entry(reverse: bool, length: usize, iteration: usize) -> usize {
+        if reverse { length - 1 - iteration } else { iteration }
+    }
+
     /// The labels of the blocks of a node.
     pub fn labels(self) -> &'static [&'static str] {
         match self {

@@ -36,7 +36,7 @@ mod vjp;
 use consort_types::Failure;
 use std::collections::BTreeMap;
 
-pub use attr::{Attr, AttrSpec, ListAttr, OptionAttr, end_attrs, read_attr, write_attr, write_float};
+pub use attr::{Attr, AttrSpec, Flag, ListAttr, OptionAttr, end_attrs, read_attr, write_attr, write_float};
 pub use checked::{boxes_of, eval_of, layouts_of, view_of};
 pub use collective::*;
 pub use composite::*;

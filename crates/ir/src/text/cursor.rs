@@ -40,6 +40,11 @@ impl<'a> Cursor<'a> {
         self.tokens.text(self.at + 1)
     }
 
+    /// Whether the next two tokens are these.
+    pub fn at_pair(&self, first: &str, second: &str) -> bool {
+        self.peek() == first && self.peek_second() == second
+    }
+
     /// Whether all tokens are read.
     pub fn at_end(&self) -> bool {
         self.tokens.get(self.at).is_none()

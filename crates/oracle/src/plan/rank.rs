@@ -455,6 +455,17 @@ impl<'a> PlanRank<'a> {
         Ok(None)
     }
 
+    /// The entry that an iteration takes and stacks; a loop whose length is not known has no entries.
+    fn entry(&self, node: &Node, iteration: usize) -> Result<usize, String> {
+        match node.op.flow() {
+            Flow::Loop { trips: Trips::Count(length), reverse, .. } => {
+                let length = self.cx(&self.symbols).size(length).map_err(|error| error.to_string())?;
+                Ok(Flow::entry(reverse, length, iteration))
+            }
+            _ => Ok(iteration),
+        }
+    }
+
     /// An iteration begins: its entries are copied to the parameters.
     fn slices(
         &mut self,
@@ -464,10 +475,11 @@ impl<'a> PlanRank<'a> {
         iteration: usize,
         world: &mut World<'_>,
     ) -> Result<(), String> {
+        let entry = self.entry(node, iteration)?;
         let entries = carries..carries + slices;
         let mut moves = self.moves(&node.args[entries.clone()], &node.blocks[0].params[entries]);
         for (from, _) in &mut moves {
-            from.placement = from.placement.entry(iteration);
+            from.placement = from.placement.entry(entry);
         }
         join(self.memory(world), &moves)
     }
@@ -506,8 +518,9 @@ impl<'a> PlanRank<'a> {
             }
             Then::Loop { node, carries, slices, iteration } => {
                 let mut stack = self.moves(&block.results[carries..], &node.results[carries..]);
+                let entry = self.entry(node, iteration)?;
                 for (_, to) in &mut stack {
-                    to.placement = to.placement.entry(iteration);
+                    to.placement = to.placement.entry(entry);
                 }
                 join(self.memory(world), &stack)?;
                 self.carry(&block.results[..carries], &block.params[..carries], world)?;

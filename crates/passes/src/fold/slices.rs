@@ -125,7 +125,12 @@ fn update_slice(view: &View<'_>, node: &Node) -> Option<Rewrite> {
     if own.is_some_and(|own| own.step.iter().all(|step| *step == 1)) {
         return Some(Rewrite::Values(vec![x]));
     }
-    // An update that this one covers.
+    // An update that this one covers. If the part is computed from it, it stays live, and the base must not: each is
+    // updated in place.
+    let reads = |arg: &Value| Part::find(view, *arg).is_some_and(|own| own.of == x);
+    if view.node(part).is_some_and(|(def, _)| def.args.iter().any(reads)) {
+        return None;
+    }
     let (before, args) = view.def::<UpdateSlice>(x)?;
     let [base, covered] = args[..] else { return None };
     let inner = &view.tensor(covered)?.shape;

@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use consort_ir::builder::Builder;
 use consort_ir::entity::Value;
 use consort_ir::infer::fits;
-use consort_ir::ops::{Add, Constant, Effects, Elements, Flow, VjpCx, VjpNode};
+use consort_ir::ops::{Constant, Effects, Elements, Flow, VjpCx, VjpNode};
 use consort_ir::program::Node;
 use consort_ir::types::{TensorType, Type};
 use consort_types::{Dtype, Failure};
 
+use super::accumulate::Parts;
 use super::active::Active;
 use super::copy::located;
 use super::tape::{Entry, Tape};
@@ -38,6 +39,8 @@ pub(super) struct Backward<'a, 'b> {
     pub(super) active: &'b Active,
     /// The element type of sums over ranks, where the summands have a smaller one.
     pub(super) sums: Option<Dtype>,
+    /// What is known of the cotangents of slices.
+    pub(super) parts: Parts,
 }
 
 impl Backward<'_, '_> {
@@ -123,20 +126,6 @@ impl Backward<'_, '_> {
         own
     }
 
-    pub(super) fn add(
-        &mut self,
-        cotangents: &mut Cotangents,
-        key: (Value, usize),
-        value: Value,
-    ) -> Result<(), Box<Failure>> {
-        let sum = match cotangents.get(&key) {
-            Some(before) => self.builder.one(Add {}, &[*before, value])?,
-            None => value,
-        };
-        cotangents.insert(key, sum);
-        Ok(())
-    }
-
     fn add_all(&mut self, made: Made, cotangents: &mut Cotangents) -> Result<(), Box<Failure>> {
         made.into_iter().try_for_each(|(operand, value)| self.add(cotangents, (operand, 0), value))
     }
@@ -195,8 +184,10 @@ impl Backward<'_, '_> {
             self.builder.set_site(entry.node.site);
             let from = self.builder.nodes().len();
             made = self.emit(tape, entry, values, &own, &wanted)?;
+            self.note_parts(from)?;
             return Ok((self.checked(entry, made)?, from));
         }
+        self.note_parts(from)?;
         Ok((self.checked(entry, made)?, from))
     }
 

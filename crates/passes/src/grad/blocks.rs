@@ -1,7 +1,8 @@
-//! The backward of ops with blocks: of a conditional, a conditional; of a loop, a loop in reverse.
+//! The backward of ops with blocks: of a conditional, a conditional; of a loop, the same loop from its last entry to the
+//! first.
 
 use consort_ir::entity::Value;
-use consort_ir::ops::{Add, Cond, Flip, Op, Scan, sum_over};
+use consort_ir::ops::{Cond, Flag, Op, Scan, sum_over};
 use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
 use consort_types::{Axes, Failure, GroupName};
@@ -162,10 +163,6 @@ impl Backward<'_, '_> {
         values.iter().map(|value| self.builder.ty(*value).cloned()).collect()
     }
 
-    fn flip(&mut self, value: Value) -> Result<Value, Box<Failure>> {
-        self.builder.one(Flip { dims: vec![0] }, &[value])
-    }
-
     pub(super) fn looped(
         &mut self,
         tape: &Tape<'_>,
@@ -210,7 +207,8 @@ impl Backward<'_, '_> {
             }
         }
         types.extend(self.types(&rest.operands)?);
-        let op = Scan { length: scan.length.clone(), carries, slices: sliced.operands.len() };
+        let reverse = Flag(!scan.reverse.0);
+        let op = Scan { length: scan.length.clone(), carries, slices: sliced.operands.len(), reverse };
         let inner = self.builder.begin_block(types);
         let of_carries = carried.iter().map(|(number, i, _)| Role::Cotangent(*number, *i));
         let roles = sliced.roles.iter().chain(&rest.roles).copied();
@@ -224,7 +222,7 @@ impl Backward<'_, '_> {
         }
         for ((number, i, _), sum) in summed.iter().zip(&inner[carried.len()..]) {
             results.push(match of(*number, *i) {
-                Some(cotangent) => self.builder.one(Add {}, &[*sum, cotangent])?,
+                Some(cotangent) => self.sum(*sum, cotangent)?,
                 None => *sum,
             });
         }
@@ -247,8 +245,7 @@ impl Backward<'_, '_> {
             }
         }
         for (number, stack) in stacked.into_iter().zip(stacks) {
-            let value = self.flip(*stack)?;
-            self.add(cotangents, (entry.args[number], 0), value)?;
+            self.add(cotangents, (entry.args[number], 0), *stack)?;
         }
         Ok(())
     }
@@ -274,7 +271,7 @@ impl Backward<'_, '_> {
     }
 
     /// What the iterations of a loop in reverse are given: the cotangents of what the loop stacked, what it sliced, and
-    /// what it saved, the last entry first.
+    /// what it saved.
     fn sliced(
         &mut self,
         tape: &Tape<'_>,
@@ -293,9 +290,6 @@ impl Backward<'_, '_> {
             if let Some(value) = self.have(tape, values, *outer)? {
                 sliced.push(value, Role::Saved(0, *inner));
             }
-        }
-        for operand in &mut sliced.operands {
-            *operand = self.flip(*operand)?;
         }
         Ok(sliced)
     }

@@ -6,13 +6,14 @@
 //!   there does a gradient sum over ranks, whatever the program communicates.
 //! - `tape` copies the forward, and lets blocks return what their backward needs; `prune` takes out the rest. `keep` says
 //!   what is not kept; `values` computes it again.
-//! - `backward` emits the rules of the ops (`OpDef::vjp`) in reverse order, `blocks` those of ops with blocks. Then
-//!   `scatter` makes a sum of which a rank reads its own slice alone a reduce_scatter.
+//! - `backward` emits the rules of the ops (`OpDef::vjp`) in reverse order, `blocks` those of ops with blocks;
+//!   `accumulate` adds what they give, the cotangents of slices in place. Then `scatter` makes a sum of which a rank reads its own slice alone a reduce_scatter.
 //!
 //! The result is an ordinary function of the same name: its results are those of the function, and then a cotangent for
 //! each argument asked for. `notes` tells where these are summed over ranks. Each node of the backward has the source line of the
 //! node of the forward that it comes from.
 
+mod accumulate;
 mod active;
 mod backward;
 mod blocks;
@@ -29,6 +30,7 @@ mod tape;
 mod tiles;
 mod values;
 
+use accumulate::Parts;
 use consort_ir::entity::Value;
 use consort_ir::infer::fits;
 use consort_ir::mesh::Mesh;
@@ -150,7 +152,8 @@ fn derive<'a>(
     wanted: &Wanted,
 ) -> Result<Made<'a>, Box<Failure>> {
     let (copier, tape) = tape::record(mesh, func, active, again)?;
-    let mut backward = Backward { builder: copier.builder, active, sums: wanted.sums };
+    let mut backward =
+        Backward { builder: copier.builder, active, sums: wanted.sums, parts: Parts::default() };
     let mut cotangents = Cotangents::new();
     backward.builder.set_site(None);
     let (_, first) = backward.builder.mark();

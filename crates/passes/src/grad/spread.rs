@@ -212,7 +212,7 @@ impl<'a> Spreader<'a> {
                 Ok(())
             }
             Flow::Cond => self.cond(node, args),
-            Flow::Loop { trips, carries, slices } => self.looped(node, args, trips, carries, slices),
+            Flow::Loop { trips, carries, slices, .. } => self.looped(node, args, trips, carries, slices),
         }
     }
 

@@ -278,7 +278,7 @@ impl<'a> Lowerer<'a> {
                 self.release(to, node, plan, &node.results)?;
                 return self.cond(to, node);
             }
-            Flow::Loop { trips, carries, slices } => {
+            Flow::Loop { trips, carries, slices, .. } => {
                 return self.repeat(to, node, plan, trips, carries..carries + slices);
             }
             Flow::Straight if is_wait => self.straight(to, node, plan)?,

@@ -84,7 +84,8 @@ impl Lowerer<'_> {
         let pairs = whole.iter().zip(single).map(|(whole, single)| Ok((slot(whole)?, slot(single)?)));
         let pairs: Vec<(SlotId, SlotId)> = pairs.collect::<Result<_, RunError>>()?;
         if !pairs.is_empty() {
-            self.line(to, node, Step::Entries { pairs, into }, Work::default());
+            let reverse = matches!(node.op.flow(), ops::Flow::Loop { reverse: true, .. });
+            self.line(to, node, Step::Entries { pairs, into, reverse }, Work::default());
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use consort_ir::index::{Guard, Index, Sym};
 use consort_ir::limits::Budget;
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{EvalCx, Op, boxes_of, layouts_of};
+use consort_ir::ops::{EvalCx, Flow, Op, boxes_of, layouts_of};
 use consort_ir::symbols::check_guards;
 use consort_types::Rank;
 use consort_types::layout::{Dims, Layout};
@@ -113,10 +113,12 @@ impl State {
             },
             Step::Start(start) => self.start(start, line.site, cx)?,
             Step::Move(moves) => self.move_all(moves, cx)?,
-            Step::Entries { pairs, into } => {
+            Step::Entries { pairs, into, reverse } => {
                 let iteration = self.frames.last().map_or(0, |frame| frame.iteration);
                 for (whole, single) in pairs {
-                    self.copy_entry(*whole, iteration, *single, *into, cx)?;
+                    let length = self.slots[*whole].layout.shape.first().copied().unwrap_or(0);
+                    let entry = Flow::entry(*reverse, length, iteration);
+                    self.copy_entry(*whole, entry, *single, *into, cx)?;
                 }
             }
             Step::ToSize { op, args, symbols, guards } => self.read_sizes(op, args, symbols, guards)?,

@@ -103,6 +103,8 @@ pub(super) enum Step {
         pairs: Vec<(SlotId, SlotId)>,
         /// Whether the entry of the whole tensor is written.
         into: bool,
+        /// Whether the last entry is the first iteration's.
+        reverse: bool,
     },
     ToSize {
         op: Op,

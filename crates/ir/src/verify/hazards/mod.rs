@@ -435,7 +435,9 @@ impl<'a> Checker<'a> {
             self.release(plan);
             match (node.op.flow(), node.op.effects()) {
                 (Flow::Cond, _) => self.cond(node, plan),
-                (Flow::Loop { trips, carries, slices }, _) => self.repeat(node, plan, trips, carries, slices),
+                (Flow::Loop { trips, carries, slices, .. }, _) => {
+                    self.repeat(node, plan, trips, carries, slices)
+                }
                 (_, Effects::Wait) => {}
                 (_, Effects::Collective(_) | Effects::Messages(_)) => self.start(node, plan),
                 _ if plan.view => self.view(node),

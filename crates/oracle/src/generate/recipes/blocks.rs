@@ -140,7 +140,8 @@ pub(super) fn scan(g: &mut Growing<'_>) -> Option<()> {
         }
         Some(results)
     })?;
-    let results = g.builder.node(Op::new(Scan { length, carries, slices }), &args, vec![body]).ok()?;
+    let op = Scan { length, carries, slices, reverse: Flag(g.rng.one_in(3)) };
+    let results = g.builder.node(Op::new(op), &args, vec![body]).ok()?;
     if g.rng.one_in(2) {
         g.forget(args[0]);
     }
@@ -166,7 +167,8 @@ pub(super) fn scan_of_pendings(g: &mut Growing<'_>) -> Option<()> {
     let sum = g.builder.one(Add {}, &[got[0], params[1]]).ok()?;
     let next = g.builder.one(start(), &[sum]).ok()?;
     let body = g.builder.end_block(&[next, sum]);
-    let scan = Scan { length: ty.shape[0].clone(), carries: 1, slices: 1 };
+    let reverse = Flag(g.rng.one_in(3));
+    let scan = Scan { length: ty.shape[0].clone(), carries: 1, slices: 1, reverse };
     let results = g.builder.node(Op::new(scan), &[first, x], vec![body]).ok()?;
     g.flying.push(Flying { pending: results[0], into: None });
     g.tensors.push(results[1]);
