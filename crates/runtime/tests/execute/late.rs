@@ -44,13 +44,19 @@ pub(crate) struct Late {
     reached: Cell<u64>,
     /// How often a mark was not reached.
     pub(crate) unready: Cell<u64>,
-    /// What the launches that are not over wrote, and where.
-    hidden: RefCell<Vec<(Buffer, Range<usize>, Vec<u8>)>>,
+    hidden: RefCell<Vec<Hidden>>,
+}
+
+/// Bytes that a launch which is not over wrote, and their place.
+struct Hidden {
+    buffer: Buffer,
+    range: Range<usize>,
+    bytes: Vec<u8>,
 }
 
 impl Late {
     fn show(&self) -> Result<(), RunError> {
-        for (buffer, range, bytes) in self.hidden.borrow().iter() {
+        for Hidden { buffer, range, bytes } in self.hidden.borrow().iter() {
             buffer.try_bytes_mut_of(range.clone())?.copy_from_slice(bytes);
         }
         Ok(())
@@ -67,12 +73,13 @@ impl Late {
         launch()?;
         let mut hidden = self.hidden.borrow_mut();
         for result in results {
-            hidden.push((result.buffer.clone(), result.bytes.clone(), Vec::new()));
+            let (buffer, range) = (result.buffer.clone(), result.bytes.clone());
+            hidden.push(Hidden { buffer, range, bytes: Vec::new() });
         }
-        for (buffer, range, bytes) in hidden.iter_mut() {
+        for Hidden { buffer, range, bytes } in hidden.iter_mut() {
             *bytes = buffer.bytes_of(range.clone())?.to_vec();
         }
-        for (buffer, range, _) in hidden.iter() {
+        for Hidden { buffer, range, .. } in hidden.iter() {
             buffer.try_bytes_mut_of(range.clone())?.fill(0xa5);
         }
         self.launched.set(self.launched.get() + 1);
