@@ -88,6 +88,26 @@ pub fn value_and_grad<A: Flatten + 'static, R: Flatten + 'static>(
     Backward::new().value_and_grad(f)
 }
 
+/// As [`value_and_grad`], of a function of two arguments, by the first alone. The second is data: tensors of any element type,
+/// which have no derivative here.
+///
+/// ```
+/// use consort::{Tensor, value_and_grad_first};
+///
+/// # fn main() -> consort::Result<()> {
+/// let rows = |table: Tensor, at: Tensor| table.gather(&at, 0)?.sum_all();
+/// let (table, at) = (Tensor::from_slice(&[1.0f64, 2.0, 3.0, 4.0], &[2, 2])?, Tensor::from_iter([1i64, 1])?);
+/// let (sum, slope) = value_and_grad_first(rows).call((table, at))?;
+/// assert_eq!((sum.item::<f64>()?, slope.to_vec::<f64>()?), (14.0, vec![0.0, 0.0, 2.0, 2.0]));
+/// # Ok(()) }
+/// ```
+#[track_caller]
+pub fn value_and_grad_first<A: Flatten + 'static, B: Flatten + 'static, R: Flatten + 'static>(
+    f: impl Fn(A, B) -> Result<R> + 'static,
+) -> Compiled<(A, B), (R, A)> {
+    Backward::new().value_and_grad_first(f)
+}
+
 /// What a function returns, and the gradient of it all weighed by a cotangent: a compiled function of the arguments and a
 /// value like the result, with a cotangent in place of each tensor. It has the element type and the shape of its result,
 /// and differs over no more axes; that of a result without floats is not read.
@@ -190,7 +210,7 @@ impl Backward {
         f: impl Fn(A) -> Result<R> + 'static,
     ) -> Compiled<A, A> {
         let call = self.call("grad");
-        compile(move |args| Ok(call.differentiate(&f, args, None)?.1))
+        compile(move |args| Ok(call.differentiate(&|args, ()| f(args), args, (), None)?.1))
     }
 
     /// The function [`value_and_grad`].
@@ -210,7 +230,28 @@ impl Backward {
         f: impl Fn(A) -> Result<R> + 'static,
     ) -> Compiled<A, (R, A)> {
         let call = self.call("value_and_grad");
-        compile(move |args| call.differentiate(&f, args, None))
+        compile(move |args| call.differentiate(&|args, ()| f(args), args, (), None))
+    }
+
+    /// The function [`value_and_grad_first`].
+    ///
+    /// ```
+    /// use consort::{Backward, Dtype, Tensor};
+    ///
+    /// # fn main() -> consort::Result<()> {
+    /// let how = Backward::new().sums_in(Dtype::F64);
+    /// let slope = how.value_and_grad_first(|w: Tensor, x: Tensor| w.mul(&x)?.sum_all());
+    /// let (_, slope) = slope.call((Tensor::from_iter([1.0f32, 2.0])?, Tensor::from_iter([5.0f32, 7.0])?))?;
+    /// assert_eq!(slope.to_vec::<f32>()?, [5.0, 7.0]);
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn value_and_grad_first<A: Flatten + 'static, B: Flatten + 'static, R: Flatten + 'static>(
+        self,
+        f: impl Fn(A, B) -> Result<R> + 'static,
+    ) -> Compiled<(A, B), (R, A)> {
+        let call = self.call("value_and_grad_first");
+        compile(move |(args, data)| call.differentiate(&f, args, data, None))
     }
 
     /// The function [`vjp`].
@@ -230,7 +271,9 @@ impl Backward {
         f: impl Fn(A) -> Result<R> + 'static,
     ) -> Compiled<(A, R), (R, A)> {
         let call = self.call("vjp");
-        compile(move |(args, cotangents): (A, R)| call.differentiate(&f, args, Some(cotangents)))
+        compile(move |(args, cotangents): (A, R)| {
+            call.differentiate(&|args, ()| f(args), args, (), Some(cotangents))
+        })
     }
 
     #[track_caller]
@@ -252,11 +295,12 @@ impl Call {
         Error::of(self.name, failure, self.site)
     }
 
-    /// Traces a function as a block of its own, and records its gradient in place of it.
-    fn differentiate<A: Flatten, R: Flatten>(
+    /// Traces a function as a block of its own, and records its gradient by `args` in place of it.
+    fn differentiate<A: Flatten, B: Flatten, R: Flatten>(
         self,
-        f: &impl Fn(A) -> Result<R>,
+        f: &impl Fn(A, B) -> Result<R>,
         args: A,
+        data: B,
         cotangents: Option<R>,
     ) -> Result<(R, A)> {
         let Some(session) = trace::current() else {
@@ -265,13 +309,20 @@ impl Call {
         };
         let at @ (name, site) = (self.name, self.site);
         let mut tensors = args.flatten();
-        let n_args = tensors.len();
+        let by = 0..tensors.len();
+        tensors.extend(data.flatten());
+        let read = by.end..tensors.len();
         let seeds = cotangents.map(|cotangents| cotangents.flatten());
         tensors.extend(seeds.iter().flatten().cloned());
         let operands = session.operands(&tensors, name, site)?;
         let types = session.types(&operands)?;
         let own = session.taking_gradient(|| {
-            session.own_function(types, at, |params| f(args.unflatten(params[..n_args].to_vec())?))
+            session.own_function(types, at, |params| {
+                f(
+                    args.unflatten(params[by.clone()].to_vec())?,
+                    data.unflatten(params[read.clone()].to_vec())?,
+                )
+            })
         })?;
         let results = own.func.results.len();
         let cotangents = match seeds {
@@ -280,11 +331,11 @@ impl Call {
                 let expected = format!("a cotangent for each of the {results} results");
                 return Err(Error::new(name, (expected, seeds.len().to_string()), site));
             }
-            Some(_) => Some((0..results).map(|i| Some(n_args + i)).collect()),
+            Some(_) => Some((0..results).map(|i| Some(read.end + i)).collect()),
         };
         let program = Program { mesh: session.world.mesh().clone(), funcs: vec![own.func] };
         let wanted = Wanted {
-            by: (0..n_args).collect(),
+            by: by.collect(),
             cotangents,
             apart: session.about.apart(&session.world.mesh()),
             sums: self.how.sums,

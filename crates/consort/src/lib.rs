@@ -79,7 +79,7 @@ pub use element::Element;
 pub use error::{Error, Result};
 pub use files::Safetensors;
 pub use flatten::{Flatten, Map, Static, Visit};
-pub use grad::{Backward, Budget, ExplainedGradient, grad, value_and_grad, vjp};
+pub use grad::{Backward, Budget, ExplainedGradient, grad, value_and_grad, value_and_grad_first, vjp};
 pub use host::HostTensor;
 pub use index::{Index, Shape};
 pub use init::{Init, init, spawn};

@@ -5,7 +5,8 @@
 mod cases;
 
 use consort::{
-    Backward, Dtype, Init, Mesh, Missing, Reduce, Result, Route, Tensor, compile, grad, value_and_grad, vjp,
+    Backward, Dtype, Init, Mesh, Missing, Reduce, Result, Route, Steady, Tensor, compile, grad,
+    value_and_grad, value_and_grad_first, vjp,
 };
 
 /// The results of two ranks along `tp`.
@@ -91,7 +92,30 @@ fn a_gradient_by_integers_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("argument 1: expected a float tensor, got i64[1]"), "{error}");
-    assert!(error.contains("note: what has no derivative is captured by the function"), "{error}");
+    assert!(error.contains("note: data without a derivative must be captured"), "{error}");
+}
+
+/// The loss of data parallel training, with the batch as the second argument: no batch is a constant of the program.
+#[test]
+fn a_gradient_by_the_first_argument_takes_any_data() {
+    let made = on_two(|mesh| {
+        let tp = mesh.axis("tp")?;
+        let step = value_and_grad_first(move |table: Tensor, (at, scale): (Tensor, Tensor)| {
+            tp.all_reduce(table.gather(&at, 0)?.mul(&scale)?.sum_all()?, Reduce::Avg)
+        });
+        let table = Tensor::from_iter([1.0f64, 2.0, 4.0])?.equal_over(&["tp"])?;
+        let mut slopes = Vec::new();
+        for batch in 0..3 {
+            let at = Tensor::from_iter([mesh.my_rank()? as i64, batch])?;
+            let (_, slope) = step.call((table.clone(), (at, Tensor::from_iter([1.0, 10.0])?)))?;
+            slopes.push(slope.to_vec::<f64>()?);
+        }
+        step.expect_steady(Steady::graphs(1))?;
+        Ok(slopes)
+    });
+    // Half of 1 at the rank's row, on each rank, and 10 at the batch's.
+    let wanted = [vec![10.5, 0.5, 0.0], vec![0.5, 10.5, 0.0], vec![0.5, 0.5, 10.0]];
+    assert!(made.into_iter().all(|slopes| slopes.unwrap() == wanted));
 }
 
 /// The layer y = all_reduce(x w) weighed by c: its gradient is that of the sum of c y.

@@ -267,7 +267,7 @@ fn arguments(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Vec<Value>, Box<
                 let ty = ty.map_or_else(String::new, |ty| ty.display(mesh).to_string());
                 let failure = Failure::new(("a float tensor", ty)).of(format!("argument {number}"));
                 Err(failure
-                    .note("what has no derivative is captured by the function: there it is a constant"))
+                    .note("data without a derivative must be captured, or be the second argument of `value_and_grad_first`"))
             }
         }
     };
