@@ -2,8 +2,8 @@
 
 use consort::nn::{Checkpoint, Parts, Sgd, Shards};
 use consort::{
-    Backward, Batched, Budget, Mesh, Reduce, Result, Route, Tensor, compile, grad, recompute, value_and_grad,
-    vjp,
+    Backward, Batched, Budget, Index, Mesh, Reduce, Result, Route, Tensor, compile, grad, recompute,
+    value_and_grad, vjp,
 };
 
 /// A case by name.
@@ -142,7 +142,7 @@ fn messages_of_some(mesh: Mesh) -> Result<()> {
     let ends = mesh.lists("ends", &[ends])?;
     let pull = vjp(move |x: Tensor| {
         // The other is a number of the group, which has none on ranks outside of it.
-        let other = (ends.size() as i64 - 1) - ends.rank();
+        let other = Index::from(ends.size() - 1) - ends.rank();
         let mut got = x.mul(3.0)?;
         ends.batch(vec![Batched::send(&x, other.clone(), 0), Batched::recv(&mut got, other, 0)])?.wait()?;
         x.mul(&got)
