@@ -9,7 +9,7 @@ use consort_ir::program::Block;
 use consort_ir::types::{TensorType, Type};
 use consort_types::{Axes, Axis, Dtype, Failure, GroupName, Reduce};
 
-use super::{Case, sizes, x};
+use super::{Case, x};
 
 /// Makes the blocks of an op with operands of these types.
 pub(crate) type Blocks = fn(&mut Builder<'_>, &[TensorType]) -> Result<Vec<Block>, Box<Failure>>;
@@ -53,7 +53,7 @@ pub(crate) fn cases(mesh: &Mesh) -> Vec<Case> {
     // One iteration more on each next rank along axis 0, and so that many entries.
     let lengths: Vec<Index> = (0..mesh.axis_size(Axis(0))).map(|i| Index::from(i64::from(i) + 1)).collect();
     let length = Index::pick(&group_rank(mesh, GroupName::Axes(Axes::one(Axis(0)))), &lengths);
-    let entries = TensorType::new(Dtype::F64, [&[length.clone()], &sizes(&[2])[..]].concat(), Axes::NONE);
+    let entries = TensorType::new(Dtype::F64, vec![length.clone(), Index::constant(2)], Axes::NONE);
     list.push(Case { op: scan(length, 1, 1, false), types: vec![x(&[2]), entries, x(&[2])], blocks: body });
     list
 }
