@@ -29,7 +29,7 @@ Examples:
   consort opt loss.csr --grad                   print it with the gradient of its first result
   consort opt loss.csr --grad=0,2               by arguments 0 and 2 alone
   consort opt loss.csr --grad --sums f32        sums of 16-bit gradients over ranks are in f32
-  consort opt loss.csr --grad --budget 4096     keep at most 4096 bytes for the backward, compute the rest again";
+  consort opt loss.csr --grad --budget 4096     keep at most 4096 bytes for the backward";
 
 /// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Sum the gradient over ranks in this element type, where its own is smaller
     #[arg(long, value_name = "TYPE", requires = "grad")]
     sums: Option<String>,
-    /// Keep at most so many bytes for the backward, if that is possible, and compute the rest again
+    /// Keep at most this much for the backward, if that is possible
     #[arg(long, value_name = "BYTES", requires = "grad")]
     budget: Option<u64>,
     /// List the passes
