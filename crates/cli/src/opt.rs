@@ -28,7 +28,8 @@ Examples:
   consort opt tp.csr --passes --fuel 17         stop after 17 rewrites, to bisect a wrong one
   consort opt loss.csr --grad                   print it with the gradient of its first result
   consort opt loss.csr --grad=0,2               by arguments 0 and 2 alone
-  consort opt loss.csr --grad --sums f32        sums of 16-bit gradients over ranks are in f32";
+  consort opt loss.csr --grad --sums f32        sums of 16-bit gradients over ranks are in f32
+  consort opt loss.csr --grad --budget 4096     keep at most 4096 bytes for the backward";
 
 /// Check a text program and print it in its canonical form, or after passes
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,9 @@ pub(crate) struct Args {
     /// Sum the gradient over ranks in this element type, where its own is smaller
     #[arg(long, value_name = "TYPE", requires = "grad")]
     sums: Option<String>,
+    /// Keep at most this much for the backward, if that is possible
+    #[arg(long, value_name = "BYTES", requires = "grad")]
+    budget: Option<u64>,
     /// List the passes
     #[arg(long, conflicts_with_all = ["file", "passes", "pass", "dump", "fuel", "grad"])]
     list: bool,
@@ -108,8 +112,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     }
 }
 
-/// The first function with its gradient, if that was asked for, and comments on it: where it is summed over ranks, and
-/// warnings.
+/// The first function with its gradient, if that was asked for, and comments on it: where it is summed over ranks, what a
+/// budget keeps, and warnings.
 fn differentiated(program: Program, args: &Args) -> anyhow::Result<(Program, String)> {
     let (Some(grad), Some(func)) = (&args.grad, program.funcs.first()) else {
         return Ok((program, String::new()));
@@ -123,11 +127,12 @@ fn differentiated(program: Program, args: &Args) -> anyhow::Result<(Program, Str
         ),
     };
     let by = if grad.is_empty() { float_arguments(func) } else { grad.clone() };
-    let wanted = Wanted { sums, ..Wanted::by(by) };
+    let wanted = Wanted { sums, budget: args.budget, ..Wanted::by(by) };
     let made = gradient(&program, &func.name, &wanted).map_err(|failure| anyhow!(failure))?;
     let sums = made.sums.iter().map(|one| format!("gradient by {}", one.display(&program.mesh)));
+    let kept = made.kept.map(|kept| format!("{kept} bytes are kept for the backward"));
     let warnings = made.warnings.iter().map(|warning| format!("warning: {warning}"));
-    let lines: Vec<String> = sums.chain(warnings).collect();
+    let lines: Vec<String> = sums.chain(kept).chain(warnings).collect();
     let comments = lines
         .iter()
         .flat_map(|line| line.lines())

@@ -1,6 +1,10 @@
-//! Gradients of every op against differences, in f64, with every placement that its operands can have, on 1, 2 and 4
-//! ranks. The ops come from the list: a new op without a rule, or without a reason to have none, fails here.
+//! Gradients of every op against differences, in f64, on 1, 2 and 4 ranks. Up to three operands have all placements together
+//! that the op takes; of more operands, every two have all placements that they can have together. The ops come from the list:
+//! a new op without a rule, or without a reason to have none, fails here.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
+
+#[path = "gradients/blocks.rs"]
+mod blocks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +20,10 @@ use consort_ir::verify::verify;
 use consort_oracle::differences::check_gradient;
 use consort_passes::{Wanted, gradient};
 use consort_types::{
-    Axes, Axis, Dtype, Failure, GroupId, GroupName, Message, Missing, Peer, Rank, Reduce, Rng, Route,
+    Axes, Axis, Dtype, Failure, GroupId, GroupName, Message, Missing, Peer, Rank, Reduce, Rng, Route, Site,
 };
+
+use blocks::Blocks;
 
 /// The meshes: 1, 2 and 4 ranks. Axis 0 is `a`; a list group pairs ranks across the axes.
 fn meshes() -> Vec<Mesh> {
@@ -39,8 +45,12 @@ fn meshes() -> Vec<Mesh> {
     meshes
 }
 
-/// A case: an op and the types of its operands, without placements.
-type Case = (Op, Vec<TensorType>);
+/// A case: an op, the types of its operands, without placements, and its blocks.
+struct Case {
+    op: Op,
+    types: Vec<TensorType>,
+    blocks: Blocks,
+}
 
 fn sizes(shape: &[usize]) -> Vec<Index> {
     shape.iter().map(|size| Index::from(*size)).collect()
@@ -55,7 +65,7 @@ fn places(shape: &[usize]) -> TensorType {
 }
 
 fn case(op: impl OpDef, types: &[TensorType]) -> Case {
-    (Op::new(op), types.to_vec())
+    Case { op: Op::new(op), types: types.to_vec(), blocks: blocks::none }
 }
 
 /// The example of an op, with all floats as f64.
@@ -65,7 +75,8 @@ fn example(info: &OpInfo) -> Option<Case> {
     let func = &program.funcs[0];
     let node = func.body.nodes.iter().find(|node| node.op.info().name == info.name)?;
     let ty = |arg: &consort_ir::entity::Value| Some(func.ty(*arg)?.as_tensor()?.with_varies(Axes::NONE));
-    Some((node.op.clone(), node.args.iter().map(ty).collect::<Option<_>>()?))
+    let types = node.args.iter().map(ty).collect::<Option<_>>()?;
+    Some(Case { op: node.op.clone(), types, blocks: blocks::none })
 }
 
 /// Further cases of ops without communication.
@@ -230,16 +241,16 @@ const ALL: usize = 64;
 
 /// The programs of a case: one for each placement that its operands can have. Of more than [`ALL`] placements, some in which
 /// every two operands have all pairs of placements that they can have.
-fn placed(mesh: &Mesh, op: &Op, types: &[TensorType]) -> Vec<Program> {
-    let all = placements(mesh, types.len());
+fn placed(mesh: &Mesh, case: &Case) -> Vec<Program> {
+    let all = placements(mesh, case.types.len());
     let (some, mut pairs) = (all.len() > ALL, BTreeSet::new());
     let mut programs = Vec::new();
     for number in 0..all.len() {
         // Their number is a power of two. Steps of an odd number visit all, and change all operands.
         let placement = &all[number * 37 % all.len()];
         let placed: Vec<TensorType> =
-            types.iter().zip(placement).map(|(ty, axes)| ty.with_varies(*axes)).collect();
-        let Some(program) = program(mesh, op, &placed).filter(|program| verify(program).is_empty()) else {
+            case.types.iter().zip(placement).map(|(ty, axes)| ty.with_varies(*axes)).collect();
+        let Some(program) = program(mesh, case, &placed).filter(|program| verify(program).is_empty()) else {
             continue;
         };
         let known = pairs.len();
@@ -253,12 +264,13 @@ fn placed(mesh: &Mesh, op: &Op, types: &[TensorType]) -> Vec<Program> {
     programs
 }
 
-/// The loss: results times weights that differ everywhere, summed over all elements and ranks. Returns the program and
-/// the number of its weights; `None` if the op does not take these operands.
-fn program(mesh: &Mesh, op: &Op, types: &[TensorType]) -> Option<Program> {
+/// The loss: results times weights that differ everywhere, summed over all elements and ranks; `None` if the op does not
+/// take operands of these types.
+fn program(mesh: &Mesh, case: &Case, types: &[TensorType]) -> Option<Program> {
     let mut b = Builder::new(mesh, "f");
     let args: Vec<_> = types.iter().map(|ty| b.param(ty.clone())).collect();
-    let mut results = b.node(op.clone(), &args, Vec::new()).ok()?;
+    let blocks = (case.blocks)(&mut b, types).ok()?;
+    let mut results = b.node(case.op.clone(), &args, blocks).ok()?;
     if results.iter().any(|result| b.ty(*result).unwrap().is_pending()) {
         results = b.op(Wait {}, &results).ok()?;
     }
@@ -317,7 +329,8 @@ struct Tried {
     refusals: BTreeMap<String, usize>,
 }
 
-fn try_case(mesh: &Mesh, (op, types): &Case, tried: &mut Tried) {
+fn try_case(mesh: &Mesh, case: &Case, tried: &mut Tried) {
+    let Case { op, types, .. } = case;
     if op.stops_gradient() || HAVE_CASES.contains(&op.info().name) {
         return;
     }
@@ -325,7 +338,7 @@ fn try_case(mesh: &Mesh, (op, types): &Case, tried: &mut Tried) {
     if floats.is_empty() {
         return;
     }
-    for program in placed(mesh, op, types) {
+    for program in placed(mesh, case) {
         let text = print(&program);
         let made = match gradient(&program, "f", &Wanted::by(&floats[..])) {
             Ok(made) => made.program,
@@ -351,21 +364,18 @@ fn reason(failure: &Failure) -> String {
 /// the result of an all_gather.
 const HAVE_CASES: [&str; 2] = ["equal_over", "regather"];
 
-/// Ops that refuse, and why; and those that no gradient passes, which have no case.
-const REFUSALS: [(&str, &str); 1] =
-    [("while", "a loop whose number of iterations is not known has no gradient")];
-
-/// Messages in a group that leaves ranks out have no gradient yet.
-const OUTSIDE: &str = "what a rank outside of `some` keeps has no gradient yet";
+/// Ops that refuse, and why.
+const REFUSALS: [(&str, &str); 1] = [("while", "none: the number of iterations is not known")];
 
 #[test]
 fn every_op_has_a_gradient_or_a_reason_to_have_none() {
     let mut tried: BTreeMap<(&str, u32), Tried> = BTreeMap::new();
     for mesh in meshes() {
         let mut cases = local_cases();
+        cases.extend(blocks::cases(&mesh));
         let rows = BUILT_IN.iter().flat_map(|(_, rows)| rows.iter());
         // Examples of communication are for axis 0 of their own mesh.
-        cases.extend(rows.filter_map(example).filter(|(op, _)| op.effects().starts().is_none()));
+        cases.extend(rows.filter_map(example).filter(|case| case.op.effects().starts().is_none()));
         let mut groups = vec![GroupName::Axes(Axes::one(Axis(0))), GroupName::List(GroupId(0))];
         if mesh.axes().len() > 1 {
             groups.push(GroupName::Axes(Axes::one(Axis(1))));
@@ -376,33 +386,33 @@ fn every_op_has_a_gradient_or_a_reason_to_have_none() {
             cases.extend(starts(over, mesh.group_size(over), &mesh));
         }
         for case in &cases {
-            try_case(&mesh, case, tried.entry((case.0.info().name, mesh.n_ranks())).or_default());
+            try_case(&mesh, case, tried.entry((case.op.info().name, mesh.n_ranks())).or_default());
         }
     }
     let mut wrong = Vec::new();
     for info in BUILT_IN.iter().flat_map(|(_, rows)| rows.iter()) {
         let name = info.name;
         let op = info.example_op().unwrap();
-        if op.flow() != Flow::Straight {
-            let known = matches!(name, "cond" | "scan") || REFUSALS.iter().any(|(op, _)| *op == name);
-            if !known {
-                wrong.push(format!("{name}: no test of its gradient"));
-            }
-            continue;
-        }
-        let (mesh, types) = (Mesh::new([("tp", 2u32), ("b", 2)]).unwrap(), example(info).map(|case| case.1));
+        let (mesh, types) =
+            (Mesh::new([("tp", 2u32), ("b", 2)]).unwrap(), example(info).map(|case| case.types));
         let types: Option<Vec<Type>> = types.map(|types| types.into_iter().map(Type::Tensor).collect());
         let words = types.map(|types| gradient_words(&mesh, &op, &types));
-        let passes = words.as_deref().is_some_and(|words| words == "rule") && !HAVE_CASES.contains(&name);
+        if let Some((_, why)) = REFUSALS.iter().find(|(op, _)| *op == name) {
+            assert_eq!(words.as_deref(), Some(*why), "{name}");
+            continue;
+        }
+        // The example of `reduce_start` is by `max`.
+        let is_rule = |words: &str| words == "rule" || words.starts_with("none: a reduction by");
+        let has_rule = op.flow() != Flow::Straight || words.as_deref().is_some_and(is_rule);
+        let passes = has_rule && !HAVE_CASES.contains(&name);
         for ranks in [1, 2, 4] {
             let none = Tried::default();
             let own = tried.get(&(name, ranks)).unwrap_or(&none);
-            let refused: Vec<&String> = own.refusals.keys().filter(|reason| *reason != OUTSIDE).collect();
             let what = format!(
-                "{name} on {ranks}: {} programs, {} elements, refused: {refused:?}, {words:?}",
-                own.programs, own.elements
+                "{name} on {ranks}: {} programs, {} elements, refused: {:?}, {words:?}",
+                own.programs, own.elements, own.refusals
             );
-            if passes && own.elements == 0 || !refused.is_empty() {
+            if passes && own.elements == 0 || !own.refusals.is_empty() {
                 wrong.push(what);
             } else {
                 println!("{what}");
@@ -413,4 +423,41 @@ fn every_op_has_a_gradient_or_a_reason_to_have_none() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Reductions that have a slope: those of which the table has cases.
+fn is_linear(reduce: Reduce) -> bool {
+    matches!(reduce, Reduce::Sum | Reduce::Avg | Reduce::PremulSum(_))
+}
+
+#[test]
+fn reductions_that_are_not_linear_refuse_with_their_reason() {
+    let mesh = Mesh::new([("a", 2u32)]).unwrap();
+    let over = GroupName::Axes(mesh.all_axes());
+    let mut refused = BTreeSet::new();
+    for reduce in Reduce::ALL.into_iter().filter(|reduce| !is_linear(*reduce) && reduce.takes(Dtype::F64)) {
+        let uneven = ReduceScatterVStart { reduce, dim: 0, sizes: sizes(&[1, 2]), over };
+        for case in [
+            case(AllReduceStart { reduce, over }, &[x(&[2])]),
+            case(ReduceStart { reduce, root: 1, over }, &[x(&[2])]),
+            case(ReduceScatterStart { reduce, dims: vec![0], over }, &[x(&[2])]),
+            case(uneven, &[x(&[3])]),
+        ] {
+            let mut program = program(&mesh, &case, &[case.types[0].with_varies(mesh.all_axes())]).unwrap();
+            assert_eq!(verify(&program), []);
+            let site = Site::new("model.rs", 8);
+            program.funcs[0].body.nodes[0].site = Some(site);
+            let error = gradient(&program, "f", &Wanted::by([0])).unwrap_err();
+            let op = case.op.info().name;
+            let call = op.trim_end_matches("_start");
+            let expected = format!(
+                "grad: {call}: a reduction by `{}` has no gradient\n  at {site}\n  \
+                 note: reduce by `sum` or `avg`, or stop the gradient before it with `stop_gradient`",
+                reduce.name()
+            );
+            assert_eq!(error.to_string(), expected);
+            refused.insert((op, reduce.name()));
+        }
+    }
+    assert_eq!(refused.len(), 12, "{refused:?}");
 }

@@ -112,3 +112,28 @@ fn opt_sums_gradients_in_another_element_type() {
         assert!(sums[1].contains(&format!(": pending<{ty}[2]>")), "{text}");
     }
 }
+
+#[test]
+fn opt_keeps_what_fits_a_budget() {
+    let scratch = Scratch::new();
+    scratch.write("loss.csr", LOSS);
+    // The backward reads x w: two floats of 4 bytes.
+    for (budget, kept) in [(1000, 8), (8, 8), (7, 0), (0, 0)] {
+        let text = gives(
+            &scratch,
+            &format!("opt loss.csr --grad --budget {budget}"),
+            &format!("970, {BY_X}, {BY_W}"),
+        );
+        assert!(text.contains(&format!("\n; {kept} bytes are kept for the backward\n")), "{text}");
+        assert_eq!(text.matches(" = again ").count(), usize::from(kept == 0), "{text}");
+    }
+    assert!(!scratch.run("opt loss.csr --grad").stdout.contains("bytes"));
+    let alone = scratch.run("opt loss.csr --budget 8");
+    assert!(alone.code != 0 && alone.stderr.contains("--grad"), "{}", alone.stderr);
+    let word = scratch.run("opt loss.csr --grad --budget much");
+    assert!(
+        word.code != 0 && word.stderr.contains("invalid value 'much' for '--budget <BYTES>'"),
+        "{}",
+        word.stderr
+    );
+}

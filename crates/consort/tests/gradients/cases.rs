@@ -2,18 +2,20 @@
 
 use consort::nn::{Checkpoint, Parts, Sgd, Shards};
 use consort::{
-    Backward, Batched, Budget, Mesh, Reduce, Result, Route, Tensor, compile, grad, recompute, value_and_grad,
-    vjp,
+    Backward, Batched, Budget, Index, Mesh, Reduce, Result, Route, Tensor, compile, grad, recompute,
+    value_and_grad, vjp,
 };
 
 /// A case by name.
 pub(crate) type Case = (&'static str, fn(Mesh) -> Result<()>);
 
 /// All cases.
-pub(crate) const CASES: [Case; 8] = [
+pub(crate) const CASES: [Case; 10] = [
     ("backwards", backwards),
     ("parts", parts),
+    ("second_derivatives", second_derivatives),
     ("messages", messages),
+    ("messages_of_some", messages_of_some),
     ("micro_batches", micro_batches),
     ("recomputed", recomputed),
     ("within_a_budget", within_a_budget),
@@ -70,6 +72,51 @@ fn parts(mesh: Mesh) -> Result<()> {
     Ok(())
 }
 
+/// Gradients of gradients: through an average over ranks, and through an all_gather, whose gradient is a reduce_scatter.
+fn second_derivatives(mesh: Mesh) -> Result<()> {
+    let (rank, n) = (own(&mesh)?, mesh.size() as f64);
+    let (group, x) = (mesh.clone(), Tensor::from_iter([rank + 1.0])?);
+    let curve = grad(move |w: Tensor| {
+        let (group, x) = (group.clone(), x.clone());
+        let slope = grad(move |w: Tensor| {
+            let y = w.mul(&x)?;
+            group.all_reduce(y.mul(&y)?.mul(&y)?.sum_all()?, Reduce::Avg)
+        });
+        slope.call(w)?.sum_all()
+    });
+    let made = curve.call(Tensor::from_iter([2.0])?.replicated()?)?.item::<f64>()?;
+    // The average of (x w)^3 has the second derivative 6 w times that of x^3: on two ranks 12 (1 + 8) / 2.
+    assert_eq!(made, 12.0 * sum(&mesh, |r| (r + 1.0).powi(3)) / n);
+    assert!(mesh.size() != 2 || made == 54.0);
+
+    // d_s is the product of all parts w and the row x_s of rank s, the loss the average of d_s^3. Of its gradient, the sum
+    // weighed by c is the average of 3 d_s^2 e_s, with e_s the product of c and x_s.
+    let x = |s: f64, i: f64| s * i + 1.0;
+    let d = |s: f64| sum(&mesh, |i| (i + 1.0) * x(s, i));
+    let row = Tensor::from_iter((0..mesh.size()).map(|i| x(rank, i as f64)))?;
+    let (group, outer, c) = (mesh.clone(), mesh.clone(), Tensor::from_iter([rank + 1.0])?);
+    let product = value_and_grad(move |part: Tensor| {
+        let (group, row) = (group.clone(), row.clone());
+        let slope = grad(move |part: Tensor| {
+            let d = group.all_gather(&part, 0)?.mul(&row)?.sum_all()?;
+            group.all_reduce(d.mul(&d)?.mul(&d)?, Reduce::Avg)
+        });
+        outer.all_reduce(slope.call(part)?.mul(&c)?.sum_all()?, Reduce::Sum)
+    });
+    let (weighed, made) = product.call(Tensor::from_iter([rank + 1.0])?)?;
+    // Here w and c are equal, and so d and e: on two ranks 3 and 5.
+    assert_eq!(weighed.item::<f64>()?, 3.0 * sum(&mesh, |s| d(s).powi(3)) / n);
+    let made = made.item::<f64>()?;
+    assert_eq!(made, 6.0 * sum(&mesh, |s| d(s).powi(2) * x(s, rank)) / n);
+    assert!(mesh.size() != 2 || made == [102.0, 177.0][mesh.my_rank()?]);
+    let program = product.explain().graphs[0].program.clone();
+    if mesh.size() > 1 {
+        // The gradient, and the gradient of that.
+        assert_eq!(program.matches("reduce_scatter_start").count(), 2, "{program}");
+    }
+    Ok(())
+}
+
 /// What goes to the next rank has its cotangent from there.
 fn messages(mesh: Mesh) -> Result<()> {
     let (rank, n) = (own(&mesh)?, mesh.size() as f64);
@@ -85,6 +132,30 @@ fn messages(mesh: Mesh) -> Result<()> {
     let (before, next) = ((rank + n - 1.0) % n, (rank + 1.0) % n);
     assert_eq!(y.to_vec::<f64>()?, [(rank + 1.0) * (before + 1.0)]);
     assert_eq!(slope.to_vec::<f64>()?, [(10.0 + rank) * (before + 1.0) + (10.0 + next) * (next + 1.0)]);
+    Ok(())
+}
+
+/// The first and the last rank exchange: the others keep what stands for the message, and so its cotangent.
+fn messages_of_some(mesh: Mesh) -> Result<()> {
+    let (rank, last) = (own(&mesh)?, mesh.size() - 1);
+    let ends: &[usize] = if last == 0 { &[0] } else { &[last, 0] };
+    let ends = mesh.lists("ends", &[ends])?;
+    let pull = vjp(move |x: Tensor| {
+        // The other is a number of the group, which has none on ranks outside of it.
+        let other = Index::from(ends.size() - 1) - ends.rank();
+        let mut got = x.mul(3.0)?;
+        ends.batch(vec![Batched::send(&x, other.clone(), 0), Batched::recv(&mut got, other, 0)])?.wait()?;
+        x.mul(&got)
+    });
+    let (y, slope) = pull.call((Tensor::from_iter([rank + 1.0])?, Tensor::from_iter([10.0 + rank])?))?;
+    let other = last as f64 - rank;
+    let (value, expected) = if rank == 0.0 || other == 0.0 {
+        // y is the product of both, of which each has a cotangent from both.
+        ((rank + 1.0) * (other + 1.0), (10.0 + rank + 10.0 + other) * (other + 1.0))
+    } else {
+        (3.0 * (rank + 1.0).powi(2), 6.0 * (10.0 + rank) * (rank + 1.0))
+    };
+    assert_eq!((y.to_vec::<f64>()?, slope.to_vec::<f64>()?), (vec![value], vec![expected]));
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 //! differs over them. The lists of a list group may cut across the mesh in any way, so their results are assumed to
 //! differ everywhere, unless nothing differed and no rank was left out.
 
-use consort_types::{Axes, Collective, Failure, GroupName, Kind, Reduce};
+use consort_types::{Axes, Collective, Failure, GroupName, Kind, Rank, Reduce};
 
 use crate::index::Index;
 use crate::literal::Literal;
@@ -29,6 +29,12 @@ pub(super) fn shared(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
 /// The axes over which a result that is split between members may differ.
 pub(super) fn own(varies: Axes, over: GroupName, mesh: &Mesh) -> Axes {
     varies.union(mesh.group_axes(over))
+}
+
+/// A size expression of a rank's place in its instance of a group, `None` for a rank outside of it.
+pub(super) fn by_rank(mesh: &Mesh, over: GroupName, of: impl Fn(Option<u32>) -> Index) -> Index {
+    let table: Vec<Index> = (0..mesh.n_ranks()).map(|rank| of(mesh.group_rank(over, Rank(rank)))).collect();
+    Index::pick(&group_rank(mesh, GroupName::Axes(mesh.all_axes())), &table)
 }
 
 pub(super) fn n_members(mesh: &Mesh, over: GroupName) -> Index {

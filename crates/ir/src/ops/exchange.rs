@@ -9,7 +9,7 @@ use crate::literal::Literal;
 use crate::mesh::Mesh;
 use crate::op;
 use crate::ops::attr::ListAttr;
-use crate::ops::collective::{check_equal_shapes, own};
+use crate::ops::collective::{by_rank, check_equal_shapes, own};
 use crate::ops::{
     Attr, Cost, CostCx, Cotangents, EvalCx, EvalError, Ge, GroupEvalCx, IndexValue, InferCx, OpDef, Term,
     Unmatched, VjpCx, group_rank,
@@ -94,29 +94,32 @@ fn inverse(route: &Route, n: u32) -> Route {
     }
 }
 
-/// The cotangent of what stands for a message: that of the result where none comes, zero elsewhere.
+/// The cotangent of what stands for a message: that of the result where none comes, which is also so on a rank outside of
+/// the group; zero elsewhere. None if a message comes on every rank.
 fn kept<'c, 'm>(
     cx: &'c VjpCx<'m>,
     message: &Message<Index>,
     over: GroupName,
     g: Term<'c, 'm>,
-) -> Result<Option<Term<'c, 'm>>, Box<Failure>> {
-    let n = cx.mesh().group_size(over);
-    if !cx.mesh().covers(over) {
-        let name = cx.mesh().group_text(over);
-        return Err(Failure::new(format!("what a rank outside of `{name}` keeps has no gradient yet")));
-    }
-    let peer = match &message.peer {
-        Peer::Route(route) if (0..n).all(|me| route.to(me, n).is_some()) => return Ok(None),
-        Peer::Route(route) => {
-            let peer = |me| Index::from(route.to(me, n).map_or(-1, i64::from));
-            Index::pick(&group_rank(cx.mesh(), over), &(0..n).map(peer).collect::<Vec<_>>())
-        }
+) -> Option<Term<'c, 'm>> {
+    let (mesh, none) = (cx.mesh(), Index::constant(-1));
+    let n = mesh.group_size(over);
+    let peer = |me: u32| match &message.peer {
+        Peer::Route(route) => route.to(me, n).map_or(none.clone(), |to| Index::from(i64::from(to))),
         Peer::At(peer) => peer.clone(),
+    };
+    let all_have_one = |me| peer(me).as_const().is_some_and(|peer| peer >= 0);
+    if mesh.covers(over) && (0..n).all(all_have_one) {
+        return None;
+    }
+    let peer = if mesh.covers(over) {
+        Index::pick(&group_rank(mesh, over), &(0..n).map(peer).collect::<Vec<_>>())
+    } else {
+        by_rank(mesh, over, |me| me.map_or(none.clone(), peer))
     };
     let peer = cx.op(IndexValue { value: peer }, &[]);
     let comes = peer.compare(Ge {}, peer.fill(0.0));
-    Ok(Some(comes.widen(g).select(g.fill(0.0), g)))
+    Some(comes.widen(g).select(g.fill(0.0), g))
 }
 
 op! {
@@ -349,7 +352,7 @@ impl OpDef for ExchangeStart {
         let mut all = vec![None; cx.n_args()];
         sent.iter().zip(back).for_each(|(i, term)| all[*i] = Some(term));
         for i in received.into_iter().filter(|i| cx.wants(sends + i)) {
-            all[sends + i] = kept(cx, &self.recv[i], self.over, cx.cotangent(i))?;
+            all[sends + i] = kept(cx, &self.recv[i], self.over, cx.cotangent(i));
         }
         Ok(all)
     }

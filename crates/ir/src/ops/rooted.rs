@@ -1,15 +1,15 @@
 //! Collectives with a root: one member sends to all, or receives from all.
 
-use consort_types::{Collective, Failure, GroupName, Kind, Rank, Reduce};
+use consort_types::{Collective, Failure, GroupName, Kind, Reduce};
 
 use crate::index::Index;
 use crate::literal::Literal;
 use crate::op;
 use crate::ops::collective::{
-    at, check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all, gathered,
-    join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope, unless_common,
+    at, by_rank, check_covers, check_dims, check_equal_shapes, check_reduce, check_same_shapes, fold_all,
+    gathered, join, n_members, only_at, own, part, pending, scaled, scattered, shared, slope, unless_common,
 };
-use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, Term, VjpCx, group_rank};
+use crate::ops::{Cost, CostCx, Cotangents, EvalError, GroupEvalCx, InferCx, OpDef, Term, VjpCx};
 use crate::types::Type;
 
 fn check_root(
@@ -128,10 +128,7 @@ impl OpDef for ReduceStart {
             return cx.together(|_, terms| cx.start_wait(broadcast, &scaled(terms, slope)));
         }
         // A rank outside of the group has its operand as the result.
-        let all = GroupName::Axes(mesh.all_axes());
-        let is_member = |rank| Index::from(i64::from(mesh.group_rank(over, Rank(rank)).is_some()));
-        let table: Vec<Index> = (0..mesh.n_ranks()).map(is_member).collect();
-        let member = Index::pick(&group_rank(mesh, all), &table);
+        let member = by_rank(mesh, over, |me| Index::from(i64::from(me.is_some())));
         cx.together(|_, terms| {
             let scaled = |term: &Term<'c, 'm>| *term * (cx.size(&term.ty(), &member) * (slope - 1.0) + 1.0);
             cx.start_wait(broadcast, &terms.iter().map(scaled).collect::<Vec<_>>())
