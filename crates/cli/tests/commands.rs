@@ -219,6 +219,20 @@ fn the_readme_is_one_screen() {
     }
 }
 
+#[test]
+fn the_tour_runs_every_command() {
+    let help = Command::new(env!("CARGO_BIN_EXE_consort")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names: Vec<&str> = listed.map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert!(names.contains(&"check") && names.contains(&"run"), "{help}");
+    let tour = of_kind("docs/tour.md", "sh").concat();
+    for name in names.into_iter().filter(|name| *name != "help") {
+        assert!(tour.contains(&format!("cargo run --release -- {name}")), "docs/tour.md: no `{name}`");
+    }
+}
+
 /// Figures have one place; the README quotes it.
 #[test]
 fn figures_of_the_readme_are_among_the_benchmarks() {

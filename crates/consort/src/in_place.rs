@@ -72,16 +72,11 @@ impl Group {
         dim: usize,
         site: &'static Location<'static>,
     ) -> Result<()> {
-        let mut slice = x.into_slice();
+        let slice = x.into_slice();
         let (start, size) = self.own_part(name, &slice, dim, site)?;
         let mine = slice.view().narrow(dim, start, size)?;
         let result = self.one(op, mine, site)?;
-        if slice.is_whole() {
-            *slice.tensor = result;
-            return Ok(());
-        }
-        slice.make_own(site)?;
-        slice.take_result(result, site)
+        put_joined(slice, result, site)
     }
 
     /// Runs an operation that gives each member its part of a tensor: the result replaces that part.
@@ -373,6 +368,19 @@ impl Group {
         };
         self.write_to_place(&op, out, x.into(), site).named("all_to_all_into", site)
     }
+}
+
+/// Writes the members' joined parts to the tensor or slice that they are the parts of.
+pub(crate) fn put_joined(
+    mut slice: SliceMut<'_>,
+    result: Tensor,
+    site: &'static Location<'static>,
+) -> Result<()> {
+    if slice.is_whole() {
+        *slice.tensor = result;
+        return Ok(());
+    }
+    slice.take_result(result, site)
 }
 
 /// Writes a result to the part of a dimension with this start and size.

@@ -149,16 +149,15 @@ impl Init {
     #[track_caller]
     fn check_parity(&self, mesh: &mesh::Mesh, control: &consort_comm::World) -> Result<(), Box<Failure>> {
         let axes: Vec<String> = mesh.axes().iter().map(|(name, size)| format!("{name}: {size}")).collect();
-        let on = |on: bool| if on { "on" } else { "off" };
-        let settings = [
-            ("mesh", &axes.join(", ")[..]),
-            ("build", if cfg!(debug_assertions) { "debug" } else { "release" }),
-            ("features", if cfg!(feature = "ndarray") { "ndarray" } else { "none" }),
-            ("instruction set (CONSORT_ISA)", isa().name()),
-            ("strict messages (CONSORT_STRICT)", on(self.strict.unwrap_or_else(consort_comm::is_strict))),
-            ("retraces (CONSORT_RETRACE)", on(is_retraced())),
-        ];
-        control.parity_of(&settings).map_err(|error| {
+        let settings = Settings {
+            mesh: axes.join(", "),
+            is_debug: cfg!(debug_assertions),
+            has_ndarray: cfg!(feature = "ndarray"),
+            isa: isa().name(),
+            is_strict: self.strict.unwrap_or_else(consort_comm::is_strict),
+            is_retraced: is_retraced(),
+        };
+        control.parity_of(&settings.pairs()).map_err(|error| {
             let failure = error.failure();
             match failure.rows.iter().any(|row| row.contains("CONSORT_ISA")) {
                 true => failure
@@ -225,6 +224,32 @@ impl Init {
     }
 }
 
+/// What changes results or behaviour, besides the version: it must be the same on every rank.
+#[derive(Clone)]
+struct Settings {
+    mesh: String,
+    is_debug: bool,
+    has_ndarray: bool,
+    isa: &'static str,
+    is_strict: bool,
+    is_retraced: bool,
+}
+
+impl Settings {
+    /// Keys and values, as the ranks compare them.
+    fn pairs(&self) -> [(&'static str, &str); 6] {
+        let on = |on: bool| if on { "on" } else { "off" };
+        [
+            ("mesh", &self.mesh[..]),
+            ("build", if self.is_debug { "debug" } else { "release" }),
+            ("features", if self.has_ndarray { "ndarray" } else { "none" }),
+            ("instruction set (CONSORT_ISA)", self.isa),
+            ("strict messages (CONSORT_STRICT)", on(self.is_strict)),
+            ("retraces (CONSORT_RETRACE)", on(self.is_retraced)),
+        ]
+    }
+}
+
 /// The outcome of a part of start-up. The others wait for this rank, so they hear why it failed.
 #[track_caller]
 fn or_abort<T>(world: &consort_comm::World, outcome: Result<T, Box<Failure>>) -> Result<T> {
@@ -286,4 +311,52 @@ pub fn init() -> Result<Mesh> {
 #[track_caller]
 pub fn spawn<T: Send>(n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
     Init::new().spawn(n, f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Settings;
+
+    #[test]
+    fn a_debug_build_with_ndarray_differs_from_a_release_build_without_in_two_settings() {
+        let debug = Settings {
+            mesh: "dp: 2, tp: 1".to_string(),
+            is_debug: true,
+            has_ndarray: true,
+            isa: "avx2",
+            is_strict: false,
+            is_retraced: true,
+        };
+        let release = Settings { is_debug: false, has_ndarray: false, ..debug.clone() };
+        let (ours, theirs) = (debug.pairs(), release.pairs());
+        assert!(ours.iter().zip(&theirs).all(|((key, _), (other, _))| key == other));
+        let differing = ours.iter().zip(&theirs).filter(|(own, other)| own != other);
+        let differing: Vec<_> = differing.map(|((key, own), (_, other))| (*key, *own, *other)).collect();
+        assert_eq!(differing, [("build", "debug", "release"), ("features", "ndarray", "none")]);
+    }
+
+    #[test]
+    fn each_setting_is_one_of_the_pairs() {
+        let plain = Settings {
+            mesh: "world: 2".to_string(),
+            is_debug: false,
+            has_ndarray: false,
+            isa: "baseline",
+            is_strict: false,
+            is_retraced: false,
+        };
+        let others = [
+            Settings { mesh: "dp: 2".to_string(), ..plain.clone() },
+            Settings { is_debug: true, ..plain.clone() },
+            Settings { has_ndarray: true, ..plain.clone() },
+            Settings { isa: "avx2", ..plain.clone() },
+            Settings { is_strict: true, ..plain.clone() },
+            Settings { is_retraced: true, ..plain.clone() },
+        ];
+        for (at, other) in others.iter().enumerate() {
+            let (plain, other) = (plain.pairs(), other.pairs());
+            let differing: Vec<usize> = (0..plain.len()).filter(|i| plain[*i] != other[*i]).collect();
+            assert_eq!(differing, [at]);
+        }
+    }
 }

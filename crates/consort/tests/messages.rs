@@ -39,6 +39,9 @@ fn a_peer_that_is_no_member_is_printed_as_it_was_given() {
                 let wanted = format!(": expected a peer in 0..2, or -1 for none, got {got}");
                 assert!(error.lines().next().unwrap().contains(&wanted), "{error}");
                 assert!(error.contains("tests/messages.rs:"), "{error}");
+                let note =
+                    "\n  note: peers are numbered within the group, as `my_rank` of the group numbers them";
+                assert_eq!(error.matches(note).count(), 1, "{error}");
             }
         }
     }

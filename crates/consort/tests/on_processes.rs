@@ -1,5 +1,5 @@
-//! The cases of compiled functions, gradients, roles, collectives, their forms and layers on ranks that are processes, which share memory
-//! or use MPI. One job has all cases of a mesh, since starting ranks takes longer than most of them.
+//! The cases of compiled functions, sub-meshes, gradients, placements, roles, collectives, their forms and layers on ranks that are
+//! processes, which share memory or use MPI. One job has all cases of a mesh, since starting ranks takes longer than most of them.
 #![allow(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 #![allow(dead_code, reason = "the tests on threads use more of the cases")]
 
@@ -13,9 +13,13 @@ mod forms;
 mod gradients;
 #[path = "nn/cases.rs"]
 mod nn;
+#[path = "placements/cases.rs"]
+mod placements;
 mod processes;
 #[path = "roles/mod.rs"]
 mod roles;
+#[path = "sub_meshes/cases.rs"]
+mod sub_meshes;
 #[path = "processes/sums.rs"]
 mod sums;
 
@@ -33,16 +37,24 @@ fn main() {
         world("two", 2),
         world("three", 3),
         world("four", 4),
-        mesh("dp_tp", &[("dp", 2), ("tp", 2)], dp_tp),
+        mesh("dp_tp", DP_TP, dp_tp),
         mesh("pp_tp", PP_TP, pp_tp),
         mesh("two_by_three", &[("dp", 2), ("tp", 3)], two_by_three),
     ];
     // A call that is refused may end its job's groups, so each has a job of its own.
     let refused = |(name, ..): &refusals::Refusal| Job { over_mpi: false, ..mesh(name, PP_TP, refused) };
     jobs.extend(refusals::REFUSALS.iter().map(refused));
+    jobs.extend(placements::REFUSED.iter().map(|(name, _)| mesh(name, DP_TP, ended)));
+    // Over MPI a deadlock ends at the deadline only.
+    let of_sub_mesh = |(name, _): &sub_meshes::Case| Job {
+        over_mpi: *name != sub_meshes::IN_ANOTHER_ORDER,
+        ..mesh(name, PP_TP, ended)
+    };
+    jobs.extend(sub_meshes::REFUSED.iter().map(of_sub_mesh));
     processes::run(&jobs);
 }
 
+const DP_TP: &[(&str, usize)] = &[("dp", 2), ("tp", 2)];
 const PP_TP: &[(&str, usize)] = &[("pp", 2), ("tp", 2)];
 
 fn check(name: &str, case: fn(Mesh) -> Result<()>, mesh: &Mesh) {
@@ -62,11 +74,12 @@ fn any_number(mesh: Mesh, _: &str) {
 }
 
 fn dp_tp(mesh: Mesh, _: &str) {
-    nn::PLACED.iter().for_each(|(name, case)| check(name, *case, &mesh));
+    nn::PLACED.iter().chain(&placements::CASES).for_each(|(name, case)| check(name, *case, &mesh));
 }
 
 fn pp_tp(mesh: Mesh, _: &str) {
-    roles::cases::CASES.iter().for_each(|(name, case)| check(name, *case, &mesh));
+    let cases = roles::cases::CASES.iter().chain(&sub_meshes::CASES);
+    cases.for_each(|(name, case)| check(name, *case, &mesh));
 }
 
 fn two_by_three(mesh: Mesh, _: &str) {
@@ -77,5 +90,11 @@ fn refused(mesh: Mesh, name: &str) {
     let refusal = refusals::REFUSALS.iter().find(|(own, ..)| *own == name).unwrap();
     refusals::check(&mesh, *refusal).unwrap();
     // A rank that leaves before the others have their errors gives them another.
+    mesh.barrier().unwrap_or(());
+}
+
+fn ended(mesh: Mesh, name: &str) {
+    let mut cases = placements::REFUSED.iter().chain(&sub_meshes::REFUSED);
+    check(name, cases.find(|(own, _)| *own == name).unwrap().1, &mesh);
     mesh.barrier().unwrap_or(());
 }

@@ -1,6 +1,10 @@
 //! What users declare about the placements of tensors: where they are equal, and what must come back equal.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+#[path = "placements/cases.rs"]
+mod cases;
+
+use cases::{Model, model, place, rows, step};
 use consort::{
     Dtype, Flatten, Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile, compile_mut, value_and_grad,
 };
@@ -12,83 +16,37 @@ fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec
     })
 }
 
-fn place(group: &Group) -> Result<usize> {
-    group.my_rank()
-}
-
-/// A linear model of which each rank has a shard along tp, and all along dp the same.
-#[derive(Flatten)]
-struct Model {
-    #[flatten(equal_over = "dp")]
-    weight: Tensor,
-    #[flatten(equal_over = "dp, tp")]
-    scale: Tensor,
-}
-
-fn model(tp: &Group) -> Result<Model> {
-    let weight = Tensor::from_iter((0..3).map(|i| (10 * place(tp).unwrap() + i) as f64))?;
-    Ok(Model { weight, scale: Tensor::from_slice(&[0.5], &[])? })
-}
-
-/// A step of gradient descent on rows that each rank along dp has for itself.
-fn step(model: &mut Model, x: &Tensor, dp: Option<&Group>) -> Result<()> {
-    let grad = x.mul(&model.scale)?;
-    let grad = match dp {
-        Some(dp) => dp.all_reduce(grad, Reduce::Avg)?,
-        None => grad,
-    };
-    model.weight.sub_(&grad)
-}
-
-fn rows(dp: &Group, round: usize) -> Result<Tensor> {
-    let first = place(dp)? * 7 + round;
-    Tensor::from_iter((first..first + 3).map(|i| i as f64))
+/// A case on ranks that are threads.
+fn on_threads(name: &str) {
+    let (_, case) = cases::CASES.iter().chain(&cases::REFUSED).find(|(own, _)| *own == name).unwrap();
+    for (rank, outcome) in on_2_by_2(|mesh, _, _| case(mesh)).into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("{name}, rank {rank}: {error}"));
+    }
 }
 
 #[test]
 fn a14_a_weight_that_would_drift_is_an_error_of_the_trace() {
-    let results = on_2_by_2(|_, dp, tp| {
-        let forgets = compile_mut(|model: &mut Model, x: Tensor| step(model, &x, None));
-        let mut model = model(&tp)?;
-        let before = model.weight.to_vec::<f64>()?;
-        let error = forgets.call(&mut model, rows(&dp, 0)?).unwrap_err().to_string();
-        // Nothing ran.
-        assert_eq!(model.weight.to_vec::<f64>()?, before);
-        Ok(error)
-    });
-    let line = 1 + include_str!("placements.rs")
-        .lines()
-        .position(|line| line.contains("model.weight.sub_"))
-        .unwrap();
-    for error in results.into_iter().map(Result::unwrap) {
-        let wanted =
-            "expected field `weight` equal over dp, as it is declared, got one that may differ over dp";
-        assert!(error.contains(wanted), "{error}");
-        assert!(error.contains(&format!("placements.rs:{line}")), "{error}");
-        assert!(error.contains("note: reduce what changes it over dp"), "{error}");
-    }
+    on_threads("a14_a_weight_that_would_drift_is_an_error_of_the_trace");
 }
 
 #[test]
 fn a14_a_right_step_is_not_refused_and_weights_stay_equal() {
-    let results = on_2_by_2(|_, dp, tp| {
-        let own = dp.clone();
-        let sums = compile_mut(move |model: &mut Model, x: Tensor| step(model, &x, Some(&own)));
-        let mut model = model(&tp)?;
-        for round in 0..5 {
-            sums.call(&mut model, rows(&dp, round)?)?;
-        }
-        assert_eq!((model.weight.varies(), model.scale.varies().len()), (vec!["tp".to_string()], 0));
-        sums.expect_steady(Steady::graphs(1))?;
-        model.weight.expect_equal_over(&["dp"])?.to_vec::<f64>()
-    });
-    let weights: Vec<Vec<f64>> = results.into_iter().map(Result::unwrap).collect();
-    for (rank, weight) in weights.iter().enumerate() {
-        // In each round the rows of the two places along dp are 7 apart.
-        let changes = |i: usize| (0..5).map(|round| (round + i) as f64 * 0.5 + 1.75).sum::<f64>();
-        let wanted: Vec<f64> = (0..3).map(|i| (10 * (rank % 2) + i) as f64 - changes(i)).collect();
-        assert_eq!(*weight, wanted);
-    }
+    on_threads("a14_a_right_step_is_not_refused_and_weights_stay_equal");
+}
+
+#[test]
+fn a14_equality_in_a_trace_follows_from_types_or_is_compared() {
+    on_threads("a14_equality_in_a_trace_follows_from_types_or_is_compared");
+}
+
+#[test]
+fn a14_declared_tensors_are_compared_axis_by_axis() {
+    on_threads("a14_declared_tensors_are_compared_axis_by_axis");
+}
+
+#[test]
+fn a14_state_that_drifts_between_calls_is_an_error_on_every_rank() {
+    on_threads("a14_state_that_drifts_between_calls_is_an_error_on_every_rank");
 }
 
 #[test]
@@ -148,40 +106,6 @@ fn a14_axes_that_the_mesh_does_not_have_are_an_error() {
     let f = compile(|model: Model| model.weight.neg());
     let alone = Model { weight: Tensor::from_iter([1.0]).unwrap(), scale: Tensor::from_iter([1.0]).unwrap() };
     assert_eq!(f.call(alone).unwrap().to_vec::<f64>().unwrap(), [-1.0]);
-}
-
-#[test]
-fn a14_equality_in_a_trace_follows_from_types_or_is_compared() {
-    let results = on_2_by_2(|_, dp, tp| {
-        let own = dp.clone();
-        let sum = compile(move |x: Tensor| own.all_reduce(x, Reduce::Sum)?.equal_over(&["dp"]));
-        let got = sum.call(Tensor::from_iter([1.0])?)?.to_vec::<f64>()?;
-        assert!(!sum.explain().graphs[0].program.contains("equal_over"));
-        // The type does not say it, so the program compares.
-        let claims = compile(|x: Tensor| x.neg()?.equal_over(&["dp"])?.exp()).name("claims");
-        for round in 0..3 {
-            let y = claims.call(Tensor::from_iter([(place(&tp)? + round) as f64])?)?;
-            assert_eq!(y.varies(), ["tp"]);
-            let expected = (-((place(&tp)? + round) as f64)).exp();
-            assert!((y.item::<f64>()? - expected).abs() < 1e-12);
-        }
-        claims.expect_steady(Steady::graphs(1))?;
-        assert_eq!((claims.stats().copied_bytes, claims.explain().graphs[0].starts), (0, 1));
-        // At a later call the tensor differs over dp on the ranks with place 1 along tp.
-        let rest = Tensor::from_iter([(place(&tp)? * (1 + place(&dp)?)) as f64])?;
-        Ok((got, place(&tp)?, claims.call(rest).and_then(|y| y.item::<f64>())))
-    });
-    for (got, tp, outcome) in results.into_iter().map(Result::unwrap) {
-        assert_eq!(got, [2.0]);
-        if tp == 0 {
-            assert_eq!(outcome.unwrap(), 1.0);
-            continue;
-        }
-        let error = outcome.unwrap_err().to_string();
-        let wanted = "equal_over: expected a tensor that is equal over dp, got different ones on rank 1 and on rank 3\n";
-        assert!(error.starts_with(wanted), "{error}");
-        assert!(error.contains(&format!("\n  at {}", line("equal_over(&[\"dp\"])?.exp()"))), "{error}");
-    }
 }
 
 /// The line with this text, as errors name it.
@@ -255,25 +179,6 @@ fn a14_numbers_inside_loops_are_compared_in_each_iteration() {
     });
     for (y, failed) in results.into_iter().map(Result::unwrap) {
         assert_eq!((y, failed), (vec![22.0], true));
-    }
-}
-
-#[test]
-fn a14_declared_tensors_are_compared_axis_by_axis() {
-    let results = on_2_by_2(|_, dp, tp| {
-        let x = Tensor::from_iter([place(&tp)? as f32])?;
-        let shard = x.clone().expect_equal_over(&["dp"])?;
-        assert_eq!(shard.varies(), ["tp"]);
-        let error = x.expect_equal_over(&["dp", "tp"]).unwrap_err().to_string();
-        Ok((error, place(&dp)?))
-    });
-    for (error, dp) in results.into_iter().map(Result::unwrap) {
-        let (a, b) = (2 * dp, 2 * dp + 1);
-        let wanted = format!(
-            "equal over tp, got different ones on rank {a} and on rank {b}\n  at {}\n  rank {a} has [0]\n  rank {b} has [1]",
-            line("let error = x.expect_equal_over")
-        );
-        assert!(error.contains(&wanted), "{error}");
     }
 }
 

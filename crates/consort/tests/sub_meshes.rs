@@ -1,9 +1,13 @@
 //! Compiled functions that some ranks call without the others.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+#[path = "sub_meshes/cases.rs"]
+mod cases;
+
 use std::sync::Barrier;
 use std::time::Duration;
 
+use cases::{is_found, place, sum_over};
 use consort::{Group, Init, Mesh, Reduce, Result, Steady, Tensor, compile};
 
 /// Runs a function on a mesh of 2 x 2, with its two axes.
@@ -14,27 +18,72 @@ fn on_2_by_2<T: Send>(f: impl Fn(Mesh, Group, Group) -> Result<T> + Sync) -> Vec
     })
 }
 
-fn place(group: &Group) -> Result<usize> {
-    group.my_rank()
-}
-
 /// The errors of all ranks, as text.
 fn errors<T: std::fmt::Debug>(results: Vec<Result<T>>) -> Vec<String> {
     results.into_iter().map(|result| result.unwrap_err().to_string()).collect()
 }
 
-fn sum_over(group: &Group) -> consort::Compiled<Tensor, Tensor> {
-    let own = group.clone();
-    compile(move |x: Tensor| own.all_reduce(x.neg()?, Reduce::Sum)).over(group)
+/// A case on ranks that are threads.
+fn on_threads(name: &str) {
+    let (_, case) = cases::CASES.iter().chain(&cases::REFUSED).find(|(own, _)| *own == name).unwrap();
+    for (rank, outcome) in on_2_by_2(|mesh, _, _| case(mesh)).into_iter().enumerate() {
+        outcome.unwrap_or_else(|error| panic!("{name}, rank {rank}: {error}"));
+    }
 }
 
-/// That the order differs was found by comparison and not by the deadline; the errors name the calls of two ranks at least.
-fn is_found(error: &str) {
-    let found = ["must be the same on all ranks", ": deadlock: no rank can go on"];
-    assert!(found.iter().any(|found| error.contains(found)), "{error}");
-    let rows = error.lines().filter(|line| line.starts_with("  ") && line.trim_start().starts_with("rank "));
-    assert!(rows.count() >= 2, "{error}");
-    assert!(error.contains("sub_meshes.rs:"), "{error}");
+#[test]
+fn d2_each_sub_mesh_has_a_program_of_its_own() {
+    on_threads("d2_each_sub_mesh_has_a_program_of_its_own");
+}
+
+#[test]
+fn d2_a_start_outside_the_sub_mesh_is_an_error_of_the_trace() {
+    on_threads("d2_a_start_outside_the_sub_mesh_is_an_error_of_the_trace");
+}
+
+#[test]
+fn d2_who_differs_is_named_among_the_ranks_of_the_sub_mesh() {
+    on_threads("d2_who_differs_is_named_among_the_ranks_of_the_sub_mesh");
+}
+
+#[test]
+fn d2_overlapping_sub_meshes_follow_the_order_of_their_common_ranks() {
+    on_threads("d2_overlapping_sub_meshes_follow_the_order_of_their_common_ranks");
+}
+
+#[test]
+fn d2_overlapping_sub_meshes_in_another_order_are_an_error_on_every_rank() {
+    on_threads("d2_overlapping_sub_meshes_in_another_order_are_an_error_on_every_rank");
+}
+
+#[test]
+fn d2_what_is_declared_equal_is_compared_within_the_sub_mesh() {
+    on_threads("d2_what_is_declared_equal_is_compared_within_the_sub_mesh");
+}
+
+#[test]
+fn a14_a_loss_of_a_sub_mesh_is_equal_on_its_ranks() {
+    on_threads("a14_a_loss_of_a_sub_mesh_is_equal_on_its_ranks");
+}
+
+#[test]
+fn a14_a_loss_that_differs_on_the_ranks_of_a_sub_mesh_is_refused() {
+    on_threads("a14_a_loss_that_differs_on_the_ranks_of_a_sub_mesh_is_refused");
+}
+
+#[test]
+fn d3_ranks_of_a_sub_mesh_may_meet_at_every_nth_call_only() {
+    on_threads("d3_ranks_of_a_sub_mesh_may_meet_at_every_nth_call_only");
+}
+
+#[test]
+fn d3_a_call_between_meetings_of_a_sub_mesh_that_needs_one_is_an_error() {
+    on_threads("d3_a_call_between_meetings_of_a_sub_mesh_that_needs_one_is_an_error");
+}
+
+#[test]
+fn d3_ranks_of_a_sub_mesh_that_meet_differently_often_are_refused_with_both_numbers() {
+    on_threads("d3_ranks_of_a_sub_mesh_that_meet_differently_often_are_refused_with_both_numbers");
 }
 
 #[test]
@@ -61,94 +110,6 @@ fn d2_calls_on_disjoint_sub_meshes_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn d2_each_sub_mesh_has_a_program_of_its_own() {
-    let results = on_2_by_2(|_, pp, tp| {
-        let (group, stage) = (tp.clone(), place(&pp)?);
-        let f = compile(move |x: Tensor| match stage {
-            0 => group.all_reduce(x, Reduce::Sum),
-            _ => group.all_gather(x.neg()?, 0),
-        });
-        let f = f.over(&tp);
-        // Sizes may differ between sub-meshes too.
-        let x = Tensor::from_iter((0..2 + stage).map(|i| i as f32))?;
-        let got = f.call(x)?.to_vec::<f32>()?;
-        f.expect_steady(Steady::graphs(1))?;
-        Ok(got)
-    });
-    let got: Vec<Vec<f32>> = results.into_iter().map(Result::unwrap).collect();
-    assert_eq!(got[0], [0.0, 2.0]);
-    assert_eq!(got[2], [0.0, -1.0, -2.0, 0.0, -1.0, -2.0]);
-    assert_eq!((&got[0], &got[2]), (&got[1], &got[3]));
-}
-
-#[test]
-fn d2_a_start_outside_the_sub_mesh_is_an_error_of_the_trace() {
-    let results = on_2_by_2(|mesh, pp, tp| {
-        let wide = mesh.clone();
-        let f = compile(move |x: Tensor| wide.all_reduce(x, Reduce::Sum)).over(&tp).name("wide");
-        let world = f.call(Tensor::from_iter([1.0f32])?).unwrap_err().to_string();
-        let other = pp.clone();
-        let g = compile(move |x: Tensor| other.all_reduce(x, Reduce::Sum)).over(&tp).name("other");
-        Ok((world, g.call(Tensor::from_iter([1.0f32])?).unwrap_err().to_string()))
-    });
-    for (world, other) in results.into_iter().map(Result::unwrap) {
-        for (error, name, over) in [(world, "wide", "(pp,tp)"), (other, "other", "pp")] {
-            let wanted = format!(
-                "expected communication among the ranks of `tp`, which call `{name}`, got some over `{over}`"
-            );
-            assert!(error.contains(&wanted) && error.contains("sub_meshes.rs:"), "{error}");
-        }
-    }
-}
-
-#[test]
-fn d2_who_differs_is_named_among_the_ranks_of_the_sub_mesh() {
-    // Rank 3 traces another program than rank 2; ranks 0 and 1 are not concerned.
-    let results = on_2_by_2(|mesh, _, tp| {
-        let (group, me) = (tp.clone(), place(&mesh)?);
-        let f = compile(move |x: Tensor| {
-            let x = if me == 3 { x.exp()? } else { x.neg()? };
-            group.all_reduce(x, Reduce::Sum)
-        });
-        let outcome = f.over(&tp).name("step").call(Tensor::from_iter([1.0f64])?);
-        Ok(outcome.and_then(|y| y.to_vec::<f64>()).map_err(|error| error.to_string()))
-    });
-    let outcomes: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-    assert_eq!(outcomes[..2], [Ok(vec![-2.0]), Ok(vec![-2.0])]);
-    for error in outcomes[2..].iter().map(|outcome| outcome.clone().unwrap_err()) {
-        let wanted = "compile: `step`: its program must be the same on all ranks of `tp`";
-        assert!(error.starts_with(wanted), "{error}");
-        assert!(error.contains("rank 2: ") && error.contains("rank 3: "), "{error}");
-    }
-}
-
-#[test]
-fn d2_overlapping_sub_meshes_follow_the_order_of_their_common_ranks() {
-    let results = on_2_by_2(|_, pp, tp| {
-        let (rows, columns) = (sum_over(&tp), sum_over(&pp));
-        let mut x = Tensor::from_iter([1.0f64])?;
-        for _ in 0..5 {
-            x = columns.call(rows.call(x)?)?;
-        }
-        x.to_vec::<f64>()
-    });
-    for got in results {
-        assert_eq!(got.unwrap(), [1024.0]);
-    }
-    // One rank calls them in the other order: every rank gets an error, and none waits for ever.
-    let errors = errors(on_2_by_2(|mesh, pp, tp| {
-        let (rows, columns) = (sum_over(&tp), sum_over(&pp));
-        let x = Tensor::from_iter([1.0f64])?;
-        if place(&mesh)? == 3 {
-            rows.call(columns.call(x)?)?.to_vec::<f64>()
-        } else {
-            columns.call(rows.call(x)?)?.to_vec::<f64>()
-        }
-    }));
-    errors.iter().for_each(|error| is_found(error));
-}
-
-#[test]
 fn d2_only_members_may_call() {
     let results = consort::spawn(3, |mesh| {
         let pair = mesh.lists("pair", &[&[0, 2]])?;
@@ -160,43 +121,6 @@ fn d2_only_members_may_call() {
     let error = outcomes[1].clone().unwrap_err();
     let wanted = "compile: expected a call of `step` by a rank of `pair` only, got one by rank 1\n  at ";
     assert!(error.starts_with(wanted), "{error}");
-}
-
-#[test]
-fn d2_what_is_declared_equal_is_compared_within_the_sub_mesh() {
-    // Equal within tp, and another tensor in each stage.
-    let results = on_2_by_2(|_, pp, tp| {
-        let weight = Tensor::full(consort::Dtype::F64, &[1], place(&pp)? as f64)?;
-        let (f, x) = (sum_over(&tp), weight.equal_over(&["tp"])?);
-        f.call(x)?.to_vec::<f64>()
-    });
-    let got: Vec<f64> = results.into_iter().map(|got| got.unwrap()[0]).collect();
-    assert_eq!(got, [0.0, 0.0, -2.0, -2.0]);
-}
-
-#[test]
-fn a14_a_loss_of_a_sub_mesh_is_equal_on_its_ranks() {
-    // Each stage takes the gradient of its own loss: w x in the first, w w x in the last, averaged over its ranks.
-    let results = on_2_by_2(|_, pp, tp| {
-        let (stage, me, group) = (place(&pp)?, place(&tp)?, tp.clone());
-        let f = consort::value_and_grad(move |(w, x): (Tensor, Tensor)| {
-            let y = if stage == 0 { w.mul(&x)? } else { w.mul(&w)?.mul(&x)? };
-            group.all_reduce(y.sum_all()?, Reduce::Avg)
-        });
-        let w = Tensor::from_iter([3.0f64])?.equal_over(&["tp"])?;
-        let (loss, (of_w, of_x)) = f.over(&tp).call((w, Tensor::from_iter([1.0 + 4.0 * me as f64])?))?;
-        Ok((loss.item::<f64>()?, of_w.to_vec::<f64>()?[0], of_x.to_vec::<f64>()?[0]))
-    });
-    let got: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-    // The mean of the data is 3.
-    assert_eq!(got, [(9.0, 3.0, 1.5), (9.0, 3.0, 1.5), (27.0, 18.0, 4.5), (27.0, 18.0, 4.5)]);
-    // Not equal on the ranks of the sub-mesh: refused.
-    let errors = errors(on_2_by_2(|_, _, tp| {
-        let f = consort::grad(|x: Tensor| x.sum_all()).over(&tp);
-        f.call(Tensor::from_iter([1.0f64])?)?.to_vec::<f64>()
-    }));
-    let wanted = "grad: expected a loss that is equal on all ranks, got one that differs over tp";
-    assert!(errors.iter().all(|error| error.contains(wanted)), "{errors:?}");
 }
 
 #[test]
@@ -305,7 +229,8 @@ fn d2_overlapping_lists_follow_the_order_of_their_common_ranks() {
             }
         }
         for (lists, orders) in wrong {
-            errors(in_order(lists, orders, steps)).iter().for_each(|error| is_found(error));
+            let errors = errors(in_order(lists, orders, steps));
+            errors.iter().for_each(|error| is_found(error, "tests/sub_meshes.rs:"));
         }
     }
 }

@@ -115,6 +115,27 @@ fn names_of_groups_and_functions_are_checked() {
 }
 
 #[test]
+fn a_setting_that_differs_is_an_error_on_every_rank_with_the_values_of_all() {
+    let results = consort::spawn(3, |mesh| {
+        mesh.parity("threads", "2")?;
+        let own = if mesh.my_rank()? == 1 { "plain" } else { "flash" };
+        let error = mesh.parity("attention", own).unwrap_err().to_string(); // differs
+        // The ranks go on together.
+        mesh.parity("threads", "2")?;
+        Ok(error)
+    });
+    let above = include_str!("worlds.rs").lines().position(|line| line.ends_with("// differs")).unwrap();
+    for error in results.into_iter().map(Result::unwrap) {
+        let wanted = [
+            "parity: the setting `attention` must be the same on all ranks\n  at ",
+            &format!("tests/worlds.rs:{}\n", above + 1),
+            "\n  ranks 0,2: \"flash\"\n  rank 1: \"plain\"",
+        ];
+        assert!(error.starts_with(wanted[0]) && wanted.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_in_no_list_has_no_number_there() {
     let errors = consort::spawn(3, |mesh| {
         let pair = mesh.lists("pair", &[&[2, 0]])?;

@@ -25,7 +25,7 @@ pub fn train(mesh: &Mesh, dtype: Dtype, steps: usize) -> Result<(Vec<f64>, Weigh
     let (stage, behind, mut w) = (pp.my_rank()?, pp.size() - 1 - pp.my_rank()?, weights(&pp, &tp, dtype)?);
     let step = compile_mut(move |w: &mut Weights, data: Tensor| {
         let (mut xs, mut sent, mut slope) = (vec![], vec![], (w.0.mul(0.0)?, w.1.mul(0.0)?));
-        let mut loss = Tensor::zeros(dtype, &[0usize; 0])?;
+        let mut loss = Tensor::zeros(dtype, &())?;
         let recv = |from: usize, m: usize| pp.irecv(dtype, &[4, 8], from, m as i64)?.equal_over(&["tp"]);
         let order = (0..BATCHES + behind).flat_map(|k| [(true, k), (false, k.wrapping_sub(behind))]);
         for (is_forward, m) in order.filter(|(_, m)| *m < BATCHES) {
@@ -38,7 +38,7 @@ pub fn train(mesh: &Mesh, dtype: Dtype, steps: usize) -> Result<(Vec<f64>, Weigh
                     let y = forward(&tp, &x, &w)?;
                     if behind > 0 { Ok(y) } else { nn::mean_squared_error(&y, &target)?.div(BATCHES as f64) }
                 });
-                let by = if behind > 0 { recv(stage + 1, m)? } else { Tensor::ones(dtype, &[0usize; 0])? };
+                let by = if behind > 0 { recv(stage + 1, m)? } else { Tensor::ones(dtype, &())? };
                 let (y, (of_x, of_w)) = backward.call(((xs[m].clone(), w.clone()), by))?;
                 slope = (slope.0.add(&of_w.0)?, slope.1.add(&of_w.1)?);
                 loss = if behind > 0 { loss } else { loss.add(&y)? };

@@ -1,6 +1,8 @@
 //! The short example programs, on ranks that are threads: their results equal those of plain loops or of one rank.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
+use std::path::Path;
+
 use consort::{Dtype, Init, Mesh, Result, Tensor, tolerance};
 use consort_examples::{data_parallel, heat, pipeline, pipeline_parallel, sequence_parallel, wrong};
 
@@ -206,5 +208,21 @@ fn short_programs_are_short() {
         let path = format!("{}/src/{name}.rs", env!("CARGO_MANIFEST_DIR"));
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
         assert!(lines <= 60, "{path}: {lines} lines");
+    }
+}
+
+/// The shape of a tensor without dimensions is written `&()`.
+#[test]
+fn empty_shapes_are_plain() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    for folder in ["crates/examples/src", "docs", "docs/contributing", "docs/design"] {
+        pages.extend(std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    pages.retain(|path| path.is_file());
+    assert!(pages.len() > 50, "{} pages", pages.len());
+    for path in pages {
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("0usize; 0"), "{}: write `&()`", path.display());
     }
 }

@@ -32,7 +32,7 @@ pub fn same_error(expected: &OracleError, got: &Outcomes) -> Result<(), String> 
     let (from, to, what, sends, expects) = match error.unmatched {
         None => return Err(format!("no rule for what ranks say of {error}")),
         Some(Unmatched::Peer { .. }) => {
-            let wanted = format!("{name}: {error}");
+            let wanted = error.failure().of(name.to_string()).to_string();
             return if said(rank) == Some(&wanted) { others_follow(got, rank, op) } else { differs(&wanted) };
         }
         Some(Unmatched::Message { from, to, tag }) => {

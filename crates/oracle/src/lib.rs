@@ -125,7 +125,8 @@ impl fmt::Display for OracleError {
             }
             OracleError::Input(failure) => write!(f, "error[input]: {failure}"),
             OracleError::Op { rank, op, node, site, error } => {
-                write!(f, "error[run]: {op}: {rank}: {error}\n  at {node}{}", from(site))
+                write!(f, "error[run]: {op}: {rank}: {error}\n  at {node}{}", from(site))?;
+                error.failure().notes.iter().try_for_each(|note| write!(f, "\n  note: {note}"))
             }
             OracleError::Limit { rank, op, node, site, excess } => {
                 write!(f, "error[run]: {op}: {rank}: {excess}\n  at {node}{}", from(site))

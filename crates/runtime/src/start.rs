@@ -134,10 +134,7 @@ fn messages(
             -1 => Message::NOBODY,
             peer => match usize::try_from(peer).ok().filter(|peer| *peer < n) {
                 Some(peer) => peer,
-                None => {
-                    let expected = format!("a peer in 0..{n}, or -1 for none");
-                    return Err(CommError::Argument(Failure::new((expected, peer.to_string()))));
-                }
+                None => return Err(CommError::Argument(Failure::peer(n as u32, peer))),
             },
         };
         messages.push(Message { peer: Peer::At(peer), tag: index(&message.tag)? as usize });
@@ -146,5 +143,5 @@ fn messages(
 }
 
 fn argument(error: EvalError) -> CommError {
-    CommError::Argument(Failure::new(error.headline))
+    CommError::Argument(error.failure())
 }

@@ -111,6 +111,13 @@ impl Failure {
         Box::new(Failure { rule, expected, got, ..Failure::default() })
     }
 
+    /// The peer of a message that its group of `size` members does not have.
+    pub fn peer(size: u32, got: impl fmt::Display) -> Box<Failure> {
+        let headline = (format!("a peer in 0..{size}, or -1 for none"), got.to_string());
+        Failure::rule("C2", headline)
+            .note("peers are numbered within the group, as `my_rank` of the group numbers them")
+    }
+
     /// The failure of another rank, whose text is `got`; empty if it did not say why.
     pub fn elsewhere(rank: usize, got: impl Into<String>) -> Box<Failure> {
         Box::new(Failure { rank: Some(rank), got: got.into(), ..Failure::default() })

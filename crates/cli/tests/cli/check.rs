@@ -80,6 +80,10 @@ fn f1_what_does_not_fit_is_refused_with_lines() {
             "rank 2 at last.rs:3 receives f32[2] from rank 0 with tag 2, but rank 0 does not send it (J1)\n  rank 0 at first.rs:3 sends f32[2] with tag 9 instead",
         ),
         (
+            pipeline(GPIPE).replacen("send=[at(1) tag 2]", "send=[at(rank(pp)+5) tag 2]", 1),
+            "@first: exchange: expected a peer in 0..2, or -1 for none, got 5 (C2)\n  at first.rs:3\n  note: peers are numbered within the group",
+        ),
+        (
             pipeline(crossed),
             "these ranks wait for one another, and none can go on (J3)\n  rank 0 at first.rs:1 waits for a message from rank 2 (tag 0)",
         ),

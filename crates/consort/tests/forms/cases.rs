@@ -1,6 +1,6 @@
 //! Cases of forms of collectives, on any number of ranks: threads and processes.
 
-use consort::{Dtype, Group, Mesh, Missing, Reduce, Result, Route, Tensor, compile};
+use consort::{Dtype, Group, Mesh, Missing, Place, Reduce, Result, Route, Tensor, compile};
 
 use super::table::{Form, element, forms, wanted};
 
@@ -20,6 +20,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy",
         a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy,
+    ),
+    (
+        "a12_a_list_of_tensors_and_slices_is_reduced_in_place",
+        a12_a_list_of_tensors_and_slices_is_reduced_in_place,
     ),
     ("a12_lists_of_different_shapes_are_exchanged", a12_lists_of_different_shapes_are_exchanged),
     (
@@ -143,6 +147,26 @@ pub(crate) fn a12_large_tensors_are_gathered_and_scattered_with_at_most_one_copy
     mesh.scatter_(&mut x, 0, 0)?;
     mesh.gather_(&mut x, 0, 0)?;
     assert_eq!(kept.to_vec::<i64>()?, values);
+    Ok(())
+}
+
+/// A list of a tensor and of rows of another is reduced where it is; the rest of the other is kept, and a clone too.
+fn a12_a_list_of_tensors_and_slices_is_reduced_in_place(mesh: Mesh) -> Result<()> {
+    let (n, me) = (mesh.size(), me(&mesh));
+    let number = |member: usize, i: usize| (100 * member + i) as i64;
+    let tensor = |len: usize| Tensor::from_iter((0..len).map(|i| number(me, i)));
+    let (mut x, mut y) = (tensor(3)?, tensor(8)?);
+    let before = mesh.copied_bytes();
+    mesh.all_reduce_coalesced_([Place::into_slice(&mut x), y.narrow_mut(0, 2usize, 4usize)?], Reduce::Sum)?;
+    assert_eq!(mesh.in_flight(), 1);
+    let sum = |i: usize| (0..n).map(|member| number(member, i)).sum();
+    let want = |i: usize| if (2..6).contains(&i) { sum(i) } else { number(me, i) };
+    let (sums, mixed): (Vec<i64>, Vec<i64>) = ((0..3).map(sum).collect(), (0..8).map(want).collect());
+    assert_eq!((x.to_vec::<i64>()?, y.to_vec::<i64>()?), (sums.clone(), mixed.clone()));
+    assert_eq!(mesh.copied_bytes(), before);
+    let kept = (x.clone(), y.clone());
+    mesh.all_reduce_coalesced_([&mut x, &mut y], Reduce::Max)?;
+    assert_eq!((kept.0.to_vec::<i64>()?, kept.1.to_vec::<i64>()?), (sums, mixed));
     Ok(())
 }
 

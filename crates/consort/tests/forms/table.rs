@@ -1,6 +1,6 @@
 //! A call of every method that communicates, and what it must give, by plain loops.
 
-use consort::{Batched, Group, Missing, Place, Reduce, Result, Route, Tensor, ops};
+use consort::{Batched, Group, Missing, Place, Reduce, Result, Route, SliceMut, Tensor, ops};
 
 /// A method: the shapes of its arguments on `n` ranks, and a call that returns all tensors that it gives or writes.
 pub(crate) struct Form {
@@ -31,6 +31,35 @@ macro_rules! forms {
     };
 }
 
+/// The first tensor, and slices of the next two with so many rows: rows of one, which have no gaps, and a box of the
+/// other, whose rows have gaps between them.
+fn places(x: &mut [Tensor], rows: usize) -> Result<Vec<SliceMut<'_>>> {
+    let [whole, wide, boxed, ..] = x else { panic!("three tensors to write, got {}", x.len()) };
+    Ok(vec![whole.into_slice(), wide.narrow_mut(0, 1usize, rows)?, boxed.slice_mut(&[1, 1], &[rows, 2])?])
+}
+
+/// Runs a form on each of the places.
+fn in_place(
+    group: &Group,
+    mut x: Vec<Tensor>,
+    form: impl Fn(SliceMut<'_>) -> Result<()>,
+) -> Result<Vec<Tensor>> {
+    places(&mut x, 2 * group.size())?.into_iter().try_for_each(form)?;
+    Ok(x)
+}
+
+/// Runs a form that writes to each of the places: the rows have three columns, and two in the box.
+fn into(
+    rows: usize,
+    mut x: Vec<Tensor>,
+    form: impl Fn(SliceMut<'_>, &Tensor) -> Result<()>,
+) -> Result<Vec<Tensor>> {
+    let sent = x.split_off(3);
+    let mut sent = [&sent[0], &sent[0], &sent[1]].into_iter();
+    places(&mut x, rows)?.into_iter().try_for_each(|out| form(out, sent.next().unwrap()))?;
+    Ok(x)
+}
+
 /// One result.
 fn one(result: Result<Tensor>) -> Result<Vec<Tensor>> {
     Ok(vec![result?])
@@ -50,54 +79,58 @@ forms! {
     reduce_scatter_v [n: [2 * n, 3]] |g, x| one(g.reduce_scatter_v(x.remove(0), SUM, 0, &vec![2; g.size()]));
     barrier [_n: ] |g, x| g.barrier().map(|()| x);
     apply [n: [2, n]] |g, x| g.apply(&ops::AllReduceStart { reduce: SUM, over: g.name() }, x);
-    all_reduce_ [n: [2, n], [4]] |g, x| {
-        g.all_reduce_(&mut x[0], SUM)?;
-        g.all_reduce_(x[1].narrow_mut(0, 1usize, 2usize)?, SUM)?;
-        Ok(x)
+    all_reduce_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.all_reduce_(x, SUM))
     };
-    broadcast_ [n: [2, n]] |g, x| g.broadcast_(&mut x[0], g.size() - 1).map(|()| x);
-    reduce_ [n: [2, n]] |g, x| g.reduce_(&mut x[0], SUM, g.size() - 1).map(|()| x);
-    permute_ [n: [2, n]] |g, x| g.permute_(&mut x[0], NEXT, Missing::Error).map(|()| x);
-    all_to_all_ [n: [2 * n, 3]] |g, x| g.all_to_all_(&mut x[0]).map(|()| x);
-    all_gather_ [n: [2 * n, 3]] |g, x| g.all_gather_(&mut x[0], 0).map(|()| x);
-    reduce_scatter_ [n: [2 * n, 3]] |g, x| g.reduce_scatter_(&mut x[0], SUM, 0).map(|()| x);
-    gather_ [n: [2 * n, 3], [2 * n + 2]] |g, x| {
-        g.gather_(&mut x[0], 0, g.size() - 1)?;
-        g.gather_(x[1].narrow_mut(0, 1usize, 2 * g.size())?, 0, 0)?;
-        Ok(x)
+    broadcast_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.broadcast_(x, g.size() - 1))
     };
-    scatter_ [n: [2 * n, 3], [2 * n + 2]] |g, x| {
-        g.scatter_(&mut x[0], 0, g.size() - 1)?;
-        g.scatter_(x[1].narrow_mut(0, 1usize, 2 * g.size())?, 0, 0)?;
-        Ok(x)
+    reduce_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.reduce_(x, SUM, g.size() - 1))
     };
-    all_gather_into [n: [2 * n, 3], [2, 3]] |g, x| {
-        let part = x.remove(1);
-        g.all_gather_into(&mut x[0], part, 0).map(|()| x)
+    permute_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.permute_(x, NEXT, Missing::Error))
     };
-    reduce_scatter_into [n: [2, 3], [2 * n, 3]] |g, x| {
-        let whole = x.remove(1);
-        g.reduce_scatter_into(&mut x[0], whole, SUM, 0).map(|()| x)
+    all_to_all_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| in_place(g, x, |x| g.all_to_all_(x));
+    all_gather_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.all_gather_(x, 0))
     };
-    gather_into [n: [2 * n, 3], [2, 3]] |g, x| {
-        let part = x.remove(1);
-        g.gather_into(&mut x[0], part, 0, g.size() - 1).map(|()| x)
+    reduce_scatter_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.reduce_scatter_(x, SUM, 0))
     };
-    scatter_into [n: [2, 3], [2 * n, 3]] |g, x| {
-        let whole = x.remove(1);
-        g.scatter_into(&mut x[0], whole, 0, g.size() - 1).map(|()| x)
+    gather_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.gather_(x, 0, g.size() - 1))
     };
-    all_to_all_into [n: [2 * n, 3], [2 * n, 3]] |g, x| {
-        let (sizes, sent) = (vec![2; g.size()], x.remove(1));
-        g.all_to_all_into(&mut x[0], sent, Some(&sizes), Some(&sizes)).map(|()| x)
+    scatter_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        in_place(g, x, |x| g.scatter_(x, 0, g.size() - 1))
+    };
+    all_gather_into [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3], [2, 3], [2, 2]] |g, x| {
+        into(2 * g.size(), x, |out, x| g.all_gather_into(out, x, 0))
+    };
+    reduce_scatter_into [n: [2, 3], [4, 3], [4, 3], [2 * n, 3], [2 * n, 2]] |g, x| {
+        into(2, x, |out, x| g.reduce_scatter_into(out, x, SUM, 0))
+    };
+    gather_into [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3], [2, 3], [2, 2]] |g, x| {
+        into(2 * g.size(), x, |out, x| g.gather_into(out, x, 0, g.size() - 1))
+    };
+    scatter_into [n: [2, 3], [4, 3], [4, 3], [2 * n, 3], [2 * n, 2]] |g, x| {
+        into(2, x, |out, x| g.scatter_into(out, x, 0, g.size() - 1))
+    };
+    all_to_all_into [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3], [2 * n, 3], [2 * n, 2]] |g, x| {
+        let sizes = vec![2; g.size()];
+        into(2 * g.size(), x, |out, x| g.all_to_all_into(out, x, Some(&sizes), Some(&sizes)))
     };
     all_reduce_coalesced [n: [2, n], [4]] |g, x| g.all_reduce_coalesced(x, SUM);
-    all_reduce_coalesced_ [n: [2, n], [4]] |g, x| g.all_reduce_coalesced_(&mut x, SUM).map(|()| x);
+    all_reduce_coalesced_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        g.all_reduce_coalesced_(places(&mut x, 2 * g.size())?, SUM).map(|()| x)
+    };
     all_gather_coalesced [n: [2, n], [4]] |g, x| g.all_gather_coalesced(&x);
     reduce_scatter_coalesced [n: [2 * n, 3], [n]] |g, x| g.reduce_scatter_coalesced(&x, SUM, &[0, 0]);
-    all_gather_coalesced_ [n: [2 * n, 3], [n]] |g, x| g.all_gather_coalesced_(&mut x).map(|()| x);
-    reduce_scatter_coalesced_ [n: [2 * n, 3], [n]] |g, x| {
-        g.reduce_scatter_coalesced_(&mut x, SUM, &[0, 0]).map(|()| x)
+    all_gather_coalesced_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        g.all_gather_coalesced_(places(&mut x, 2 * g.size())?).map(|()| x)
+    };
+    reduce_scatter_coalesced_ [n: [2 * n, 3], [2 * n + 2, 3], [2 * n + 2, 3]] |g, x| {
+        g.reduce_scatter_coalesced_(places(&mut x, 2 * g.size())?, SUM, &[0, 0, 0]).map(|()| x)
     };
     all_gather_list [n: [2, n]] |g, x| g.all_gather_list(x.remove(0));
     all_gather_list_into [n: [2, n], [2, n]] |g, x| {
@@ -184,9 +217,6 @@ pub(crate) fn wanted(name: &str, me: usize, n: usize) -> Vec<Vec<i64>> {
     let joined =
         |arg: usize, len: usize| -> Vec<i64> { (0..n).flat_map(|member| of(member, arg, len)).collect() };
     let if_last = |list: Vec<i64>| if me == last { list } else { vec![0; list.len()] };
-    // Each member has `len` elements in the place of its part.
-    let parts =
-        |arg: usize, len: usize| -> Vec<i64> { (0..n * len).map(|i| element(i / len, arg, i)).collect() };
     let times = |member: usize, factor: usize, len: usize| -> Vec<i64> {
         of(member, 0, len).iter().map(|x| x * factor as i64).collect()
     };
@@ -194,52 +224,17 @@ pub(crate) fn wanted(name: &str, me: usize, n: usize) -> Vec<Vec<i64>> {
         "all_reduce" | "apply" => vec![sums(0, if name == "apply" { 2 * n } else { 6 * n })],
         "all_gather" | "all_gather_v" => vec![joined(0, 2 * n)],
         "reduce_scatter" | "reduce_scatter_v" => vec![(0..6).map(|i| sum(0, me * 6 + i)).collect()],
-        "all_to_all" | "all_to_all_" | "all_to_all_into" => {
-            let arg = usize::from(name == "all_to_all_into");
-            vec![(0..6 * n).map(|i| element(i / 6, arg, me * 6 + i % 6)).collect()]
-        }
-        "broadcast" | "broadcast_" => vec![of(last, 0, 2 * n)],
-        "reduce" | "reduce_" => vec![if_last(sums(0, 2 * n))],
+        "all_to_all" => vec![(0..6 * n).map(|i| element(i / 6, 0, me * 6 + i % 6)).collect()],
+        "broadcast" => vec![of(last, 0, 2 * n)],
+        "reduce" => vec![if_last(sums(0, 2 * n))],
         "gather" => vec![if_last(joined(0, 2 * n))],
         "scatter" => vec![(0..6).map(|i| element(last, 0, me * 6 + i)).collect()],
-        "permute" | "permute_" | "isend" | "irecv" => vec![of(before, 0, 2 * n)],
+        "permute" | "isend" | "irecv" => vec![of(before, 0, 2 * n)],
         "batch" => vec![of(before, 0, 2 * n)],
         "barrier" => vec![],
-        "all_reduce_" => {
-            let mut slice = of(me, 1, 4);
-            (1..3).for_each(|i| slice[i] = sum(1, i));
-            vec![sums(0, 2 * n), slice]
-        }
-        "all_gather_" => vec![parts(0, 6)],
-        "reduce_scatter_" => {
-            vec![(0..6 * n).map(|i| if i / 6 == me { sum(0, i) } else { element(me, 0, i) }).collect()]
-        }
-        "gather_" => {
-            let mut slice = of(me, 1, 2 * n + 2);
-            for i in 0..2 * n {
-                slice[1 + i] = if me == 0 { element(i / 2, 1, 1 + i) } else { 0 };
-            }
-            vec![if_last(parts(0, 6)), slice]
-        }
-        "scatter_" => {
-            let mut slice = of(me, 1, 2 * n + 2);
-            (2 * me..2 * me + 2).for_each(|i| slice[1 + i] = element(0, 1, 1 + i));
-            vec![(0..6 * n).map(|i| element(if i / 6 == me { last } else { me }, 0, i)).collect(), slice]
-        }
-        "all_gather_into" => vec![joined(1, 6)],
-        "reduce_scatter_into" => vec![(0..6).map(|i| sum(1, me * 6 + i)).collect()],
-        "gather_into" => vec![if_last(joined(1, 6))],
-        "scatter_into" => vec![(0..6).map(|i| element(last, 1, me * 6 + i)).collect()],
-        "all_reduce_coalesced" | "all_reduce_coalesced_" => vec![sums(0, 2 * n), sums(1, 4)],
+        "all_reduce_coalesced" => vec![sums(0, 2 * n), sums(1, 4)],
         "all_gather_coalesced" => vec![joined(0, 2 * n), joined(1, 4)],
         "reduce_scatter_coalesced" => vec![(0..6).map(|i| sum(0, me * 6 + i)).collect(), vec![sum(1, me)]],
-        "all_gather_coalesced_" => vec![parts(0, 6), parts(1, 1)],
-        "reduce_scatter_coalesced_" => {
-            let mine = |arg: usize, len: usize| -> Vec<i64> {
-                (0..n * len).map(|i| if i / len == me { sum(arg, i) } else { element(me, arg, i) }).collect()
-            };
-            vec![mine(0, 6), mine(1, 1)]
-        }
         "all_gather_list" | "all_gather_list_into" => (0..n).map(|member| of(member, 0, 2 * n)).collect(),
         "gather_list" | "gather_list_into" => (0..n).map(|member| if_last(of(member, 0, 2 * n))).collect(),
         "reduce_scatter_list" | "reduce_scatter_list_into" => {
@@ -259,6 +254,54 @@ pub(crate) fn wanted(name: &str, me: usize, n: usize) -> Vec<Vec<i64>> {
             vec![whole]
         }
         "pending" => vec![joined(0, 2 * n), sums(1, 4)],
-        other => panic!("no plain loop for {other}"),
+        other => wanted_in_places(other, me, n),
     }
+}
+
+/// What a call writes to the three places, and what the tensors around them keep.
+fn wanted_in_places(name: &str, me: usize, n: usize) -> Vec<Vec<i64>> {
+    let last = n - 1;
+    let rows = if matches!(name, "reduce_scatter_into" | "scatter_into") { 2 } else { 2 * n };
+    (0..3)
+        .map(|arg| {
+            let (width, around) = (if arg == 2 { 2 } else { 3 }, if arg == 0 { 0 } else { 2 });
+            // The elements of the place, by their number in the tensor around it.
+            let inside = |k: usize| match arg {
+                0 => k,
+                1 => 3 + k,
+                _ => 3 * (1 + k / 2) + 1 + k % 2,
+            };
+            let x = |member: usize, k: usize| element(member, arg, inside(k));
+            let sent = |member: usize, k: usize| element(member, if arg == 2 { 4 } else { 3 }, k);
+            // Elements of two rows: the part of a member.
+            let part = 2 * width;
+            let new = |k: usize| -> i64 {
+                let (of, i) = (k / part, k % part);
+                match name {
+                    "all_reduce_" | "all_reduce_coalesced_" => (0..n).map(|member| x(member, k)).sum(),
+                    "broadcast_" => x(last, k),
+                    "reduce_" if me == last => (0..n).map(|member| x(member, k)).sum(),
+                    "permute_" => x((me + n - 1) % n, k),
+                    "all_to_all_" => x(of, me * part + i),
+                    "all_gather_" | "all_gather_coalesced_" => x(of, k),
+                    "reduce_scatter_" | "reduce_scatter_coalesced_" if of == me => {
+                        (0..n).map(|member| x(member, k)).sum()
+                    }
+                    "gather_" if me == last => x(of, k),
+                    "scatter_" if of == me => x(last, k),
+                    "reduce_scatter_" | "reduce_scatter_coalesced_" | "scatter_" => x(me, k),
+                    "all_gather_into" => sent(of, i),
+                    "gather_into" if me == last => sent(of, i),
+                    "reduce_scatter_into" => (0..n).map(|member| sent(member, me * part + k)).sum(),
+                    "scatter_into" => sent(last, me * part + k),
+                    "all_to_all_into" => sent(of, me * part + i),
+                    "reduce_" | "gather_" | "gather_into" => 0,
+                    other => panic!("no plain loop for {other}"),
+                }
+            };
+            let mut all: Vec<i64> = (0..3 * (rows + around)).map(|i| element(me, arg, i)).collect();
+            (0..rows * width).for_each(|k| all[inside(k)] = new(k));
+            all
+        })
+        .collect()
 }

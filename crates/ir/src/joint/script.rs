@@ -160,9 +160,12 @@ impl Writer<'_> {
         collective: &Collective<'_, Index>,
         members: &[Rank],
     ) -> Result<Vec<MessageEnd>, Box<Failure>> {
-        let unknown = |what: &str, error: crate::ops::EvalError| {
-            let expected = format!("a {what} that is known before it runs");
-            Failure::new((expected, error.to_string())).of("exchange")
+        let unknown = |what: &str, error: crate::ops::EvalError| match error.unmatched {
+            Some(_) => error.failure().of("exchange"),
+            None => {
+                let expected = format!("a {what} that is known before it runs");
+                Failure::new((expected, error.to_string())).of("exchange")
+            }
         };
         let mut ends = Vec::new();
         for (message, operand) in messages.iter().zip(operands) {

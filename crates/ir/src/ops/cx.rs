@@ -346,6 +346,14 @@ impl EvalError {
     pub fn unmatched(headline: impl Into<Headline>, unmatched: Unmatched) -> EvalError {
         EvalError { headline: headline.into(), unmatched: Some(unmatched) }
     }
+
+    /// The same as the failure of a call.
+    pub fn failure(&self) -> Box<Failure> {
+        match self.unmatched {
+            Some(Unmatched::Peer { peer, size }) => Failure::peer(size, peer),
+            _ => Failure::new(self.headline.clone()),
+        }
+    }
 }
 
 impl fmt::Display for EvalError {

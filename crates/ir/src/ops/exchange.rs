@@ -245,7 +245,7 @@ pub fn peer_of(
         to => match members.get(usize::try_from(to).unwrap_or(usize::MAX)) {
             Some(rank) => Ok(Some(*rank)),
             None => {
-                let headline = (format!("a peer in 0..{n}, or -1 for none"), to.to_string());
+                let headline = Failure::peer(n, to).headline();
                 Err(EvalError::unmatched(headline, Unmatched::Peer { peer: to, size: n }))
             }
         },
@@ -308,16 +308,10 @@ impl OpDef for ExchangeStart {
             match &message.peer {
                 Peer::Route(route) => check_route(route, "C2", n)?,
                 Peer::At(index) if index.is_invalid() => {
-                    let got = "a number that does not fit in 64 bits";
-                    return Err(Failure::rule("C2", (format!("a peer in 0..{n}, or -1 for none"), got)));
+                    return Err(Failure::peer(n, "a number that does not fit in 64 bits"));
                 }
                 Peer::At(index) => match index.as_const() {
-                    Some(to) if !(-1..i64::from(n)).contains(&to) => {
-                        let headline = (format!("a peer in 0..{n}, or -1 for none"), to.to_string());
-                        return Err(Failure::rule("C2", headline).note(
-                            "peers are numbered within the group, as `my_rank` of the group numbers them",
-                        ));
-                    }
+                    Some(to) if !(-1..i64::from(n)).contains(&to) => return Err(Failure::peer(n, to)),
                     _ => {}
                 },
             }
