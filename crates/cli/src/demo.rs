@@ -4,13 +4,14 @@
 //! Ranks are processes of this binary (`demo/rank.rs`, with the programs in `demo/cases.rs`). They report progress and
 //! results as lines of JSON; this starts them and prints the reports.
 
+mod bar;
 mod cases;
 mod rank;
 mod summary;
 mod train;
 mod train_rank;
 
-use std::io::{BufRead, BufReader, IsTerminal, Read, Write, stderr};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
@@ -20,6 +21,7 @@ use serde_json::Value;
 use crate::mpirun::{SELF, over_mpi};
 use crate::report::{MACHINE, Machine, Report, wrong};
 
+use bar::Bar;
 pub(crate) use rank::{DEMO, DemoArgs, run_rank};
 pub(crate) use train_rank::{TRAIN, TrainArgs, run_train_rank};
 
@@ -110,7 +112,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     rank.extend(args.small.then_some("--small"));
     rank.extend(args.wrong.then_some("--wrong"));
     let mut found: Vec<Value> = Vec::new();
-    let bar = Bar::new();
+    let mut bar = Bar::new();
     let (code, said) = run_ranks(&rank, args, |value| match value["done"].as_f64() {
         Some(done) => bar.show(done, value["doing"].as_str().unwrap_or("")),
         None => found.push(value),
@@ -159,32 +161,4 @@ fn run_ranks(rank: &[&str], args: &Args, mut seen: impl FnMut(Value)) -> anyhow:
     let status = child.wait().map_err(|error| failed(&format!("cannot wait for the ranks: {error}")))?;
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
     Ok((code, errors.join().unwrap_or_default()))
-}
-
-/// The progress bar, on a terminal.
-struct Bar {
-    shown: bool,
-}
-
-impl Bar {
-    fn new() -> Bar {
-        Bar { shown: stderr().is_terminal() }
-    }
-
-    fn show(&self, done: f64, doing: &str) {
-        const WIDTH: usize = 30;
-        let full = (done.clamp(0.0, 1.0) * WIDTH as f64) as usize;
-        self.write(&format!("\r\x1b[K  {}{} {doing}", "█".repeat(full), "░".repeat(WIDTH - full)));
-    }
-
-    fn clear(&self) {
-        self.write("\r\x1b[K");
-    }
-
-    fn write(&self, text: &str) {
-        if self.shown {
-            let mut stream = stderr();
-            let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
-        }
-    }
 }

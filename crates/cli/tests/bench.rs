@@ -273,7 +273,8 @@ fn programs_are_measured_in_their_modes() {
 fn steps_of_training_are_measured_beside_themselves() {
     let peer = "dp=printf {\"ms\":25,\"variant\":\"flat\"}\\n{\"ms\":7.5,\"variant\":\"ddp\"}\\n";
     for more in ["", "|--adam"] {
-        let figures = objects(&format!("train|--seconds|0.01|--json|--small|--batch|4|--peer|{peer}{more}"));
+        let figures =
+            objects(&format!("train|--seconds|0.01|--json|--small|--batch|4|--rounds|2|--peer|{peer}{more}"));
         let cases: Vec<&str> = figures.iter().map(|figure| figure["case"].as_str().unwrap()).collect();
         assert_eq!(cases, ["dp", "zero", "tp", "recompute", "llama"]);
         for figure in &figures {
@@ -319,7 +320,99 @@ fn steps_of_training_are_measured_beside_themselves() {
     let dp: Vec<&str> = out.lines().nth(1).unwrap().split_whitespace().collect();
     // After the time of the step and that without communication, each with its unit.
     assert!(dp[0] == "dp" && dp[5].ends_with('x'), "{out}");
+    // The targets of what was measured: there was no peer.
+    assert!(out.lines().next().unwrap().ends_with("  wanted"), "{out}");
+    assert_eq!(targets(&out, "dp"), ["ms/no_collectives_ms", "copied_bytes"]);
+    assert_eq!(
+        targets(&out, "recompute"),
+        ["ms/kept_ms", "saved_bytes/kept_saved_bytes", "compile_ms", "copied_bytes"]
+    );
+    assert!(out.contains(", saved_bytes/kept_saved_bytes 0.10 of 0.4, compile_ms "), "{out}");
+    assert!(out.contains(", copied_bytes 0 of 0\n"), "{out}");
     assert!(out.contains("x of its saved activations (4 KiB of 40 KiB)"), "{out}");
+}
+
+/// The fields of a case that have targets; checks that those are missed of which the number says so.
+#[track_caller]
+fn targets<'a>(table: &'a str, case: &str) -> Vec<&'a str> {
+    let row = table.lines().find(|line| line.split_whitespace().next() == Some(case)).unwrap();
+    let check = |target: &'a str| {
+        let words: Vec<&str> = target.split(' ').collect();
+        let [got, most] = [1, 3].map(|at| words[at].parse::<f64>().unwrap());
+        // A number that is rounded to the target may have been on either side.
+        assert!(got == most || (got > most) == (words.get(4) == Some(&"missed")), "{target}");
+        words[0]
+    };
+    // The last column.
+    row.rsplit("  ").next().unwrap().split(", ").map(check).collect()
+}
+
+#[test]
+fn zero_is_measured_against_data_parallel_on_four_ranks() {
+    // Two blocks of two weights of 8 x 8 floats: of dp weights and gradients, and 512 bytes of a layer that is gathered.
+    let (code, out, err) = bench("train|--cases|dp,zero|-n|4|--seconds|0.01|--small");
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert_eq!(targets(&out, "zero"), ["ms/no_collectives_ms", "weights_bytes", "copied_bytes"]);
+    let figures = objects("train|--cases|dp,zero|-n|4|--seconds|0.01|--small|--json");
+    let [dp, zero] = [0, 1].map(|place| figures[place]["weights_bytes"].as_f64().unwrap());
+    assert_eq!(figures[1]["layer_bytes"], 512);
+    let most = (0.3 * dp + 512.0).round();
+    assert!(out.contains(&format!(", weights_bytes {zero} of {most}, copied_bytes 0 of 0\n")), "{out}");
+    // Not where there are others, or where dp was not measured.
+    for arguments in ["train|--cases|dp,zero|-n|2", "train|--cases|zero|-n|4"] {
+        let (_, out, _) = bench(&format!("{arguments}|--seconds|0.01|--small"));
+        assert_eq!(targets(&out, "zero"), ["ms/no_collectives_ms", "copied_bytes"]);
+    }
+}
+
+#[test]
+fn a_python_that_has_pytorch_is_a_peer() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("a_python_that_has_pytorch_is_a_peer");
+    std::fs::create_dir_all(&folder).unwrap();
+    // It writes down how it is called.
+    let script = |name: &str, answer: &str| {
+        let (path, calls) = (folder.join(name), folder.join(format!("{name}.calls")));
+        let text = format!("#!/bin/sh\necho \"$@\" >> {}\n{answer}\n", calls.display());
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(&calls, "").unwrap();
+        (path, calls)
+    };
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let bench = |python: &Path, more: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_consort"));
+        command.args(["bench", "train", "--seconds", "0.01", "--small", "--batch", "4", "--python"]);
+        let output = command.arg(python).args(more.split('|')).current_dir(&checkout).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    };
+    let (python, calls) = script("with", "echo '{\"mode\":\"ddp\",\"ms\":0.001}'");
+    let (code, out, err) = bench(&python, "--cases|dp");
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert_eq!(targets(&out, "dp"), ["ms/no_collectives_ms", "ms/peer_ms", "copied_bytes"]);
+    assert!(out.contains(" of 0.9 missed, "), "{out}");
+    let calls_of = |calls: &Path| -> Vec<String> {
+        std::fs::read_to_string(calls).unwrap().lines().map(String::from).collect()
+    };
+    let run = "-m torch.distributed.run --standalone --nproc-per-node 2 benches/peer_ddp.py --seconds 0.01 --batch 4";
+    let said = calls_of(&calls);
+    // Five rounds.
+    assert!(
+        said.len() == 6 && said[0].starts_with("-c import torch") && said[1..].iter().all(|call| call == run)
+    );
+    // Not beside steps that it does not do, and never beside a peer that is given.
+    for more in ["--cases|dp|--adam", "--cases|tp", "--cases|dp|--peer|dp=echo {\"ms\":1}"] {
+        let (code, out, err) = bench(&python, more);
+        assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    }
+    assert_eq!(calls_of(&calls).len(), 6);
+    let (python, _) = script("without", "echo no torch >&2; exit 1");
+    let (code, out, err) = bench(&python, "--cases|dp");
+    let expected = format!(
+        "error: bench: --python: expected a Python that has PyTorch with gloo, got `{}`\n  its output: no torch\n",
+        python.display()
+    );
+    assert_eq!((code, out.as_str(), err), (1, "", expected));
 }
 
 #[test]

@@ -134,10 +134,12 @@ fn the_summary_of_training_shows_the_curves() {
     let output = demo(&["train", "-n", "3", "--small"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
-    let killed = "rank 2 was killed after step 8; from the checkpoint of step 4 on, 4 losses are the same";
+    let killed = "rank 2 killed after step 8, resumed from 4, 4 equal losses";
     for part in ["3 ranks", &format!("ok      zero: {killed}"), "█", "tokens/s", "received"] {
         assert!(said.contains(part), "{part}: {said}");
     }
+    // In a terminal of 80 columns no line is broken.
+    assert!(said.lines().all(|line| line.chars().count() <= 80), "{said}");
     assert_eq!(text(&output.stderr), "");
 }
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use consort::nn::{Adam, Checkpoint, Config, Llama, Moments, Parts, share};
+use consort::nn::{Adam, Checkpoint, Config, Llama, Moments, Parts, Shards, share};
 use consort::{Dtype, Flatten, Init, Mesh, Reduce, Result, Steady, Tensor, compile};
 
 /// An empty folder of this test, removed at the end.
@@ -192,6 +192,27 @@ fn a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_last() {
         errors.iter().all(|error| error.contains(expected) && error.contains("Parts::split")),
         "{errors:?}"
     );
+}
+
+#[test]
+fn what_differs_between_ranks_is_not_saved_as_whole() {
+    for is_folder in [false, true] {
+        let folder = Temporary::new(&format!("differs-{is_folder}"));
+        let path = folder.0.join("state");
+        // Rows 0 and 1 on the first rank, 2 and 3 on the other.
+        let errors = all(2, |mesh| {
+            let state = (Tensor::scalar(7i64)?, Shards::of(&Tensor::iota(Dtype::F64, &[4, 2], 0)?, &mesh)?);
+            let saved = checkpoint(&path, is_folder, &mesh).save(&state, &Parts::whole(&state), 1);
+            Ok(saved.unwrap_err().to_string())
+        });
+        let wanted =
+            "`1.rows`: expected equal elements on ranks 0 and 1, which declare the same part, got others";
+        for error in errors {
+            assert!(error.contains(wanted) && error.contains("checkpoints.rs:"), "{error}");
+            assert!(error.contains("note: ") && error.contains("`Parts::split`"), "{error}");
+        }
+        assert!(Temporary::names(&folder.0).is_empty());
+    }
 }
 
 #[test]

@@ -217,6 +217,34 @@ fn a_norm_counts_every_element_once() {
     assert!(error.contains("needs a compiled function") && error.contains("note: "), "{error}");
 }
 
+/// On (pp, tp), what is split over tp and what is equal there: 3, 4 and 12 have the norm 13; 8, 15 and 144 have 145.
+const PARTS: [([f64; 2], f64, f64); 2] = [([3.0, 4.0], 12.0, 13.0), ([8.0, 15.0], 144.0, 145.0)];
+
+#[test]
+fn a_norm_in_a_function_of_some_ranks_is_theirs() {
+    let axes = Init::new().axes(&[("pp", 2), ("tp", 2)]);
+    let outcomes = axes.spawn(4, |mesh| {
+        let tp = mesh.axis("tp")?;
+        let (split, equal, whole) = PARTS[mesh.axis("pp")?.my_rank()?];
+        let split = split[tp.my_rank()?];
+        let args = || -> Result<(Tensor, Tensor)> {
+            Ok((Tensor::from_iter([split])?, Tensor::from_iter([equal])?.equal_over(&["tp"])?))
+        };
+        // Nobody but the ranks of this tp is asked: the others may be at another call.
+        let f = compile(|args: (Tensor, Tensor)| clip(&args, 6.5)).over(&tp);
+        let ((a, b), norm) = f.call(args()?)?;
+        close(&[norm.item()?, a.item()?, b.item()?], &[whole, split * 6.5 / whole, equal * 6.5 / whole]);
+        f.expect_steady(Steady::graphs(1))?;
+        let plan = f.explain().graphs[0].plan.clone().unwrap_or_default();
+        assert_eq!(plan.matches("all_reduce_start[reduce=sum, over=tp]").count(), 1, "{plan}");
+        // Nor anybody at all.
+        let own = compile(|args: (Tensor, Tensor)| consort::nn::norm(&args)).local().call(args()?)?;
+        close(&[own.item()?], &[split.hypot(equal)]);
+        Ok(())
+    });
+    outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+}
+
 #[test]
 fn an_accumulation_is_one_batch_and_has_one_sum() {
     let (rows, width) = (8, 3);

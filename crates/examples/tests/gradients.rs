@@ -1,7 +1,7 @@
 //! Gradients through the examples on 2 and 4 ranks, beside those of the same computation on one rank.
 #![allow(clippy::unwrap_used, reason = "in a test, what cannot be had is a failure")]
 
-use consort::{Dtype, Mesh, Reduce, Result, Tensor, grad, tolerance};
+use consort::{Dtype, Explanation, Mesh, Reduce, Result, Tensor, grad, tolerance};
 use consort_examples::{conv, halo, moe, ring_attention};
 
 /// The flat gradients of each rank.
@@ -38,6 +38,33 @@ fn compare(
 
 const SHAPE: [usize; 3] = [2, 6, 8];
 
+/// Checks that cotangents go back round a ring of `n` ranks while the attention to other keys goes backward, without copies.
+fn overlaps_backward(explained: &Explanation, n: usize) {
+    let graph = &explained.graphs[0];
+    assert_eq!((graph.copied_bytes, graph.copies.len()), (0, 0), "{explained}");
+    let plan = graph.plan.clone().unwrap();
+    let lines: Vec<&str> = plan.lines().collect();
+    let starts: Vec<usize> = (0..lines.len()).filter(|at| lines[*at].contains("= exchange_start[")).collect();
+    assert_eq!(starts.len(), 2 * (n - 1), "{plan}");
+    for (number, start) in starts.into_iter().enumerate() {
+        let is_backward = number >= n - 1;
+        let sent = if is_backward { "send=[ring(-1) " } else { "send=[ring(+1) " };
+        assert!(lines[start].contains(sent), "{plan}");
+        let pending = lines[start].split_whitespace().next().unwrap();
+        let is_wait = |line: &&str| line.contains(&format!(" = wait {pending} "));
+        let wait = start + lines[start..].iter().position(is_wait).unwrap();
+        // Each of the two tiles has the products of its scores and values, two for each of them in the backward; one op for
+        // the attention of a tile has them all.
+        let each = if is_backward { 4 } else { 2 };
+        let products = lines[start..wait].iter().map(|line| match line {
+            line if line.contains(" = matmul ") => 1,
+            line if line.contains(" = attention") => each,
+            _ => 0,
+        });
+        assert!(products.sum::<usize>() >= 2 * each, "{plan}");
+    }
+}
+
 #[test]
 fn a14_ring_attention_goes_back_round_the_ring() {
     let [heads, length, width] = SHAPE;
@@ -53,6 +80,9 @@ fn a14_ring_attention_goes_back_round_the_ring() {
                     group.all_reduce(y.mul(&c)?.sum_all()?, Reduce::Sum)
                 });
                 let (q, k, v) = slope.call((q?, k?, v?))?;
+                overlaps_backward(&slope.explain(), n);
+                // Keys, values and their cotangents are sent and received in place.
+                assert_eq!(slope.stats().copied_bytes, 0, "{}", slope.explain());
                 flat(&[q, k, v])
             };
             let part = move |_: &Mesh, rank: usize| {

@@ -59,13 +59,21 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    pub(super) fn new(case: &str, command: Vec<String>) -> Peer {
+        Peer { case: case.to_string(), command }
+    }
+
+    pub(super) fn is_of(&self, case: &str) -> bool {
+        self.case == case
+    }
+
     pub(super) fn parse(text: &str) -> anyhow::Result<Peer> {
         let (case, command) = text.split_once('=').unwrap_or(("", ""));
         let command: Vec<String> = command.split_whitespace().map(String::from).collect();
         if case.is_empty() || command.is_empty() {
             bail!(wrong("bench: --peer", "CASE=COMMAND", format!("`{text}`")));
         }
-        Ok(Peer { case: case.to_string(), command })
+        Ok(Peer::new(case, command))
     }
 
     /// The figures that it prints, of its own case unless they name another.

@@ -2,9 +2,11 @@
 //!
 //! The ranks do the measuring (`train_cases.rs`); this starts them, and peers in turns with them, and prints all figures.
 
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use super::programs::{MAX_ROUNDS, Peer, merged};
@@ -14,12 +16,15 @@ use crate::report::{Report, wrong};
 
 const EXAMPLES: &str = "\
 A step with communication and the same step without alternate in one run, and so do one with `recompute` and one without;
-times are medians, on the slowest rank. `x` is the time over that of the column before it. docs/bench.md describes the cases.
+times are medians, on the slowest rank. `x` is the time over that of the column before it. The last column shows the targets,
+and `missed` for a target that is not met. In a checkout, `dp` is measured beside PyTorch if python3 has it. docs/bench.md
+describes the cases.
 
 Examples:
   consort bench train
   consort bench train --cases dp,zero -n 4 --batch 1 --adam --json
-  consort bench train --cases dp --rounds 5 --peer 'dp=torchrun --standalone --nproc-per-node 2 benches/peer_ddp.py'";
+  consort bench train --cases dp --python VENV/bin/python
+  consort bench train --cases dp --peer 'dp=chrt -r 1 torchrun --standalone --nproc-per-node 2 benches/peer_ddp.py'";
 
 /// Measure steps of training
 #[derive(Debug, clap::Args)]
@@ -40,12 +45,15 @@ pub(crate) struct Args {
     /// Adam; without it plain gradient descent, as the peers have
     #[arg(long)]
     adam: bool,
+    /// The Python whose PyTorch is measured beside `dp` [default: python3, if it has PyTorch]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<String>,
     /// A command to compare a case with, as in `bench programs`; of several variants, `ddp` counts
     #[arg(long = "peer", value_name = "CASE=COMMAND")]
     peers: Vec<String>,
-    /// Number of rounds, alternating with the peers; figures are medians
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    rounds: usize,
+    /// Number of rounds, alternating with the peers; figures are medians [default: 5 with a peer, else 1]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -59,6 +67,26 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// The numbers of ranks that are measured: divisors of the width.
 const RANKS: [usize; 4] = [1, 2, 4, 8];
 
+/// The rounds if there is a peer.
+const ROUNDS: usize = 5;
+
+/// The peer of `dp`, in a checkout.
+const SCRIPT: &str = "benches/peer_ddp.py";
+
+/// The target of a field of a case, over another field if one is named: the largest value that passes.
+const BARS: &[(&str, &str, &str, f64)] = &[
+    ("dp", "ms", "no_collectives_ms", 1.1),
+    ("dp", "ms", "peer_ms", 0.9),
+    ("zero", "ms", "no_collectives_ms", 1.1),
+    ("tp", "ms", "no_collectives_ms", 1.1),
+    ("recompute", "ms", "kept_ms", 1.4),
+    ("recompute", "saved_bytes", "kept_saved_bytes", 0.4),
+    ("recompute", "compile_ms", "", 30.0),
+    ("llama", "compile_ms", "", 30.0),
+];
+/// On this number of ranks `zero` has at most this part of the weights of `dp`, and one layer that is gathered.
+const ZERO_BAR: (u64, f64) = (4, 0.3);
+
 /// Starts the ranks and shows what they measured.
 pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if !RANKS.contains(&args.ranks) {
@@ -67,17 +95,29 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
     if args.batch == 0 {
         bail!(wrong("bench: --batch", "a number above 0", args.batch));
     }
-    if !(1..=MAX_ROUNDS).contains(&args.rounds) {
-        bail!(wrong("bench: --rounds", format!("a number from 1 to {MAX_ROUNDS}"), args.rounds));
+    if let Some(rounds) = args.rounds.filter(|rounds| !(1..=MAX_ROUNDS).contains(rounds)) {
+        bail!(wrong("bench: --rounds", format!("a number from 1 to {MAX_ROUNDS}"), rounds));
     }
-    let peers: Vec<Peer> = args.peers.iter().map(|text| Peer::parse(text)).collect::<Result<_, _>>()?;
+    let figures = measure(args)?;
+    if args.json {
+        return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
+    }
+    Ok(Report::fine(text(&figures)))
+}
+
+/// The medians of all rounds, each with that of its peer.
+fn measure(args: &Args) -> anyhow::Result<Vec<Value>> {
+    let mut peers: Vec<Peer> = args.peers.iter().map(|text| Peer::parse(text)).collect::<Result<_, _>>()?;
+    if !peers.iter().any(|peer| peer.is_of("dp")) {
+        peers.extend(torch(args)?);
+    }
     let batch = args.batch.to_string();
     let mut more = vec!["--batch", &batch];
     more.extend(args.small.then_some("--small"));
     more.extend(args.adam.then_some("--adam"));
     let start = Start { entry: super::TRAIN, ranks: args.ranks, mpirun: None };
     let mut all = Vec::new();
-    for _ in 0..args.rounds {
+    for _ in 0..args.rounds.unwrap_or(if peers.is_empty() { 1 } else { ROUNDS }) {
         all.extend(figures_of(&start, args.seconds, &args.cases, &more, LIMIT)?);
         for peer in &peers {
             all.extend(peer.figures()?);
@@ -91,11 +131,48 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         let ddp = of_case.clone().find(|peer| peer["mode"] == "peer:ddp");
         figure["peer_ms"] = json!(ddp.or_else(|| of_case.next()).map(|peer| peer["ms"].clone()));
     }
-    if args.json {
-        return Ok(Report::fine(figures.iter().map(|figure| format!("{figure}\n")).collect()));
+    Ok(figures)
+}
+
+/// The same step by PyTorch, if the Python that is named, or python3, has it; only for the steps that it does.
+fn torch(args: &Args) -> anyhow::Result<Option<Peer>> {
+    if args.adam || !args.cases.split(',').any(|start| "dp".starts_with(start)) {
+        return Ok(None);
     }
+    let python = args.python.as_deref().or((!args.small).then_some("python3"));
+    let Some(python) = python else { return Ok(None) };
+    if let Err(problem) = has_torch(python) {
+        // Nobody asked for it.
+        return if args.python.is_none() { Ok(None) } else { Err(problem) };
+    }
+    let rest = format!(
+        "-m torch.distributed.run --standalone --nproc-per-node {} {SCRIPT} --seconds {} --batch {}",
+        args.ranks, args.seconds, args.batch
+    );
+    let words = std::iter::once(python).chain(rest.split(' ')).map(String::from);
+    Ok(Some(Peer::new("dp", words.collect())))
+}
+
+/// Fails unless a Python can run the peer here.
+fn has_torch(python: &str) -> anyhow::Result<()> {
+    if !Path::new(SCRIPT).exists() {
+        bail!(wrong("bench: --python", format!("{SCRIPT} in this folder"), "none"));
+    }
+    let mut command = Command::new(python);
+    command.args(["-c", "import torch.distributed as dist; assert dist.is_gloo_available()"]);
+    let output = command.output().with_context(|| format!("bench: --python: cannot start `{python}`"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim_end().replace('\n', "\n  ");
+        let got = format!("`{python}`\n  its output: {said}");
+        bail!(wrong("bench: --python", "a Python that has PyTorch with gloo", got));
+    }
+    Ok(())
+}
+
+/// The table, and what `recompute` saves.
+fn text(figures: &[Value]) -> String {
     let mut text = format!(
-        "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
+        "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}  wanted\n",
         "case",
         "step",
         "no collectives",
@@ -109,11 +186,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
         "copied",
         "compile"
     );
-    for figure in &figures {
+    for figure in figures {
         let ms = |key: &str| figure[key].as_f64().map_or("-".to_string(), |ms| time(1e3 * ms));
         let bytes = |key: &str| figure[key].as_u64().map_or("-".to_string(), |bytes| size(bytes as usize));
         text += &format!(
-            "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
+            "{:<10} {:>10} {:>14} {:>6} {:>10} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}  {}\n",
             figure["case"].as_str().unwrap_or(""),
             ms("ms"),
             ms("no_collectives_ms"),
@@ -126,6 +203,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
             bytes("saved_bytes"),
             bytes("copied_bytes"),
             ms("compile_ms"),
+            wanted(figure, figures).join(", "),
         );
     }
     for figure in figures.iter().filter(|figure| figure["kept_ms"].is_number()) {
@@ -138,7 +216,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<Report> {
             over(figure, "saved_bytes", "kept_saved_bytes"),
         );
     }
-    Ok(Report::fine(text))
+    text
+}
+
+/// The targets of a figure that were measured, and whether they are met.
+fn wanted(figure: &Value, all: &[Value]) -> Vec<String> {
+    let case = figure["case"].as_str().unwrap_or("");
+    let verdict = |is_met: bool| if is_met { "" } else { " missed" };
+    let mut wanted = Vec::new();
+    for (_, key, over, most) in BARS.iter().filter(|(of, ..)| *of == case) {
+        let beside = if over.is_empty() { Some(1.0) } else { figure[*over].as_f64() };
+        let (Some(got), Some(beside)) = (figure[*key].as_f64(), beside) else { continue };
+        let (got, slash) = (got / beside, if over.is_empty() { "" } else { "/" });
+        wanted.push(format!("{key}{slash}{over} {got:.2} of {most}{}", verdict(got <= *most)));
+    }
+    let dp = all.iter().find(|other| other["case"] == "dp").map(|dp| &dp["weights_bytes"]);
+    let (own, layer) = (figure["weights_bytes"].as_f64(), figure["layer_bytes"].as_f64());
+    if let (Some(own), Some(layer), Some(dp)) = (own, layer, dp.and_then(Value::as_f64))
+        && figure["ranks"] == ZERO_BAR.0
+    {
+        let most = ZERO_BAR.1 * dp + layer;
+        wanted.push(format!("weights_bytes {own} of {most:.0}{}", verdict(own <= most)));
+    }
+    if let Some(copied) = figure["copied_bytes"].as_u64() {
+        let reasons = figure["copies"].as_array().map_or(0, Vec::len);
+        wanted.push(match reasons {
+            0 => format!("copied_bytes {copied} of 0{}", verdict(copied == 0)),
+            _ => format!("copied_bytes {copied} with reasons"),
+        });
+    }
+    wanted
 }
 
 /// One number of a figure over another, if it has both.

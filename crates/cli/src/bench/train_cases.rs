@@ -315,6 +315,10 @@ impl Bench {
             fields.insert("kept_ms".to_string(), json!(kept));
             fields.insert("kept_saved_bytes".to_string(), json!(bytes(1, |memory| memory.saved)));
         }
+        if let ("zero", Value::Object(fields)) = (name, &mut figure) {
+            // Two whole weights.
+            fields.insert("layer_bytes".to_string(), json!(2 * self.width * self.width * size_of::<f32>()));
+        }
         write_out(&format!("{figure}\n"));
         Ok(())
     }

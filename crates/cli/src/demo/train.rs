@@ -70,25 +70,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
         bail!(wrong("demo: --kill", format!("a step below {}", length.steps), kill));
     }
     let folder = Folder::new()?;
-    let bar = Bar::new();
+    let mut bar = Bar::new();
     let (mut found, mut notes): (Vec<Value>, String) = (Vec::new(), String::new());
     for (place, split) in Split::ALL.into_iter().enumerate() {
-        let show = |step: u64, loss: f64, speed: f64| {
+        bar.show(place as f64 / Split::ALL.len() as f64, &format!("{}: starting", split.name()));
+        let mut show = |step: u64, loss: f64, speed: f64| {
             let done = (place as f64 + step as f64 / length.steps as f64) / Split::ALL.len() as f64;
-            let text = format!(
-                "{}: step {step} of {}, loss {loss:.3}, {speed:.0} tokens/s",
-                split.name(),
-                length.steps
-            );
-            bar.show(done, &text);
+            bar.show(done, &progress(split, step, length.steps, loss, speed));
         };
         let mut ran = Ran::default();
         let mut killed = None;
         if kill > 0 {
-            ran = train(args, split, &folder.0, Some(kill), &show)?;
+            ran = train(args, split, &folder.0, Some(kill), &mut show)?;
             killed = Some(ran.losses.last().map_or(0, |(step, _)| *step));
         }
-        let rest = train(args, split, &folder.0, None, &show)?;
+        let rest = train(args, split, &folder.0, None, &mut show)?;
         notes += &rest.said;
         found.push(one(args, split, &ran, &rest, killed));
     }
@@ -109,6 +105,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Report> {
     Ok(Report { notes, ..Report::checked(text, good) })
 }
 
+/// What the bar says of a step.
+fn progress(split: Split, step: u64, steps: u64, loss: f64, speed: f64) -> String {
+    format!("{}: step {step} of {steps}, loss {loss:.3}, {speed:.0} tokens/s", split.name())
+}
+
 fn losses(value: &Value) -> Vec<f64> {
     value["losses"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
@@ -125,7 +126,7 @@ fn train(
     split: Split,
     folder: &Path,
     kill: Option<u64>,
-    show: &dyn Fn(u64, f64, f64),
+    show: &mut dyn FnMut(u64, f64, f64),
 ) -> anyhow::Result<Ran> {
     let (path, kill_text) = (folder.to_string_lossy().into_owned(), kill.map(|kill| kill.to_string()));
     let mut rank = vec![TRAIN, split.name(), "--folder", &path];
@@ -173,7 +174,7 @@ fn one(args: &Args, split: Split, before: &Ran, after: &Ran, killed: Option<u64>
 /// Curves, a table, and what was checked.
 fn text(ranks: usize, found: &[Value], length: Length) -> String {
     let mut text = format!(
-        "train: a Llama-shaped model learns a text by letters, {} steps, split in three ways\n\
+        "train: a Llama-shaped model learns a text, {} steps, split in three ways\n\
          {ranks} ranks, each a process\n\n",
         length.steps
     );
@@ -188,7 +189,7 @@ fn text(ranks: usize, found: &[Value], length: Length) -> String {
             ),
             Some(killed) => writeln!(
                 text,
-                "  ok      {mode}: rank {} was killed after step {killed}; from the checkpoint of step {} on, {} losses are the same",
+                "  ok      {mode}: rank {} killed after step {killed}, resumed from {}, {} equal losses",
                 ranks - 1,
                 value["resumed"],
                 value["repeated"],
@@ -218,20 +219,38 @@ fn text(ranks: usize, found: &[Value], length: Length) -> String {
         );
     }
     for value in found {
-        for copy in value["copies"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            let _ = writeln!(text, "  {} copies: {copy}", value["mode"].as_str().unwrap_or(""));
-        }
+        text += &copies(value);
     }
-    text += "\n  Of each rank: bytes of weights and of Adam's state, bytes that a step needs besides, bytes that it receives\n  \
-             from other ranks, and bytes that it copies so that they can be sent.\n\n  \
+    text += "\n  Of each rank: bytes of weights and of Adam's state, bytes that a step needs\n  \
+             besides, bytes that it receives from other ranks, and bytes that it copies so\n  \
+             that they can be sent. Equal losses are those of steps that were run again.\n\n  \
              the program: crates/cli/src/demo/train_rank.rs and docs/training.md\n  \
              next:        consort demo tp\n";
     text
 }
 
+/// The reasons of the copies of a way, each once, with the source line below it.
+fn copies(value: &Value) -> String {
+    let mut reasons: Vec<(&str, usize)> = Vec::new();
+    for copy in value["copies"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        // Without the name of the value, which says nothing here.
+        let reason = copy.split_once(": ").map_or(copy, |(_, reason)| reason);
+        match reasons.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, times)) => *times += 1,
+            None => reasons.push((reason, 1)),
+        }
+    }
+    let mode = value["mode"].as_str().unwrap_or("");
+    let line = |(reason, times): (&str, usize)| {
+        format!("  {mode} copies {times} times {}\n", reason.replace(" at ", "\n    at "))
+    };
+    reasons.into_iter().map(line).collect()
+}
+
 /// The losses of all ways, side by side, each on a scale from 0.
 fn curves(found: &[Value]) -> String {
-    const WIDTH: usize = 24;
+    // Within 80 columns.
+    const WIDTH: usize = 22;
     const HEIGHT: usize = 8;
     const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let all: Vec<Vec<f64>> = found.iter().map(losses).collect();
@@ -259,4 +278,30 @@ fn curves(found: &[Value]) -> String {
         let _ = write!(text, "{:^WIDTH$}  ", value["mode"].as_str().unwrap_or(""));
     }
     format!("{}\n", text.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_a_bar_and_its_speed_in_one_line() {
+        let mut bar = Bar { out: Some(Vec::new()) };
+        bar.show(0.5, &progress(Split::Zero, 41, 80, 1.23456, 10_239.7));
+        let shown = String::from_utf8(bar.out.unwrap_or_default()).unwrap_or_default();
+        assert_eq!(shown, "\r\x1b[K  ██████████░░░░░░░░░░ zero: step 41 of 80, loss 1.235, 10240 tokens/s");
+        let longest = progress(Split::Zero, 80, 80, 12.3456, 1_234_567.0);
+        assert!(2 + 20 + 1 + longest.len() <= 79, "{longest}");
+    }
+
+    #[test]
+    fn equal_copies_are_one_line() {
+        let [a, b] = ["v8: 96 bytes (needed), for `all_reduce` at a.rs:5", "v9: 4 bytes (const) at b.rs:1"];
+        let value = json!({ "mode": "zero", "copies": [a, b, a.replace("v8", "v7")] });
+        assert_eq!(
+            copies(&value),
+            "  zero copies 2 times 96 bytes (needed), for `all_reduce`\n    at a.rs:5\n  \
+             zero copies 1 times 4 bytes (const)\n    at b.rs:1\n"
+        );
+    }
 }

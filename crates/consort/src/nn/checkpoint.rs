@@ -89,15 +89,19 @@ impl Checkpoint {
         Ok(all.contains(&1))
     }
 
-    /// Saves a state, over the last one. All ranks call it; if one fails, all do, and the last checkpoint is as it was.
+    /// Saves a state, over the last one. All ranks call it; if one fails, all do, and the last checkpoint is as it was. What
+    /// several ranks have must be equal on them.
     ///
     /// [`Checkpoint`] has an example.
     #[track_caller]
     pub fn save(&self, state: &impl Flatten, parts: &Parts, step: u64) -> Result<()> {
         let site = Location::caller();
         let tensors = state.flatten();
-        self.together(self.check(&tensors, parts, site), site)?;
-        let owners = self.owners(parts, site)?;
+        let digest = |tensor: &Tensor| tensor.with_bytes("checkpoint", site, Digest::of_many);
+        let digests = self
+            .check(&tensors, parts, site)
+            .and_then(|()| tensors.iter().map(digest).collect::<Result<Vec<u64>>>());
+        let owners = self.owners(parts, &self.together(digests, site)?, site)?;
         match self.is_folder {
             false => self.save_file(&tensors, parts, &owners, step, site),
             true => self.save_folder(&tensors, parts, &owners, step, site),
@@ -134,14 +138,16 @@ impl Checkpoint {
         }
     }
 
-    /// Which ranks have which boxes. Fails on all ranks if tensors differ, or if the boxes are not the whole tensors.
-    fn owners(&self, parts: &Parts, site: Site) -> Result<Owners> {
+    /// Which ranks have which boxes. Fails on all ranks if tensors differ, if ranks have other elements of one box, by their
+    /// digests, or if the boxes are not the whole tensors.
+    fn owners(&self, parts: &Parts, digests: &[u64], site: Site) -> Result<Owners> {
         let (mut names, mut mine) = (Digest::default(), Vec::new());
-        for part in &parts.0 {
+        for (part, elements) in parts.0.iter().zip(digests) {
             names.add_bytes(part.name.as_bytes());
             names.add(part.dtype as u64);
             names.add_all(part.whole.iter().map(|size| *size as u64));
             mine.extend(part.own.start.iter().chain(&part.own.shape).map(|number| *number as i64));
+            mine.push(*elements as i64);
         }
         mine.push(names.get() as i64);
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -166,11 +172,15 @@ impl Checkpoint {
             for (rank, numbers) in ranks.iter().enumerate() {
                 let sizes = |from: usize| numbers[from..from + n].iter().map(|size| *size as usize).collect();
                 let one = Boxed { start: sizes(at), shape: sizes(at + n) };
-                if one.numel() > 0 && boxes.iter().all(|(_, other)| *other != one) {
-                    boxes.push((rank, one));
+                match boxes.iter().find(|(_, other)| *other == one) {
+                    None if one.numel() > 0 => boxes.push((rank, one)),
+                    Some((first, _)) if ranks[*first][at + 2 * n] != numbers[at + 2 * n] => {
+                        return Err(self.fault(site).failed(other_elements(&part.name, *first, rank)));
+                    }
+                    _ => {}
                 }
             }
-            at += 2 * n;
+            at += 2 * n + 1;
             let got: usize = boxes.iter().map(|(_, one)| one.numel()).sum();
             let expected: usize = part.whole.iter().product();
             if got != expected {
@@ -422,6 +432,14 @@ impl Checkpoint {
             }
         }
     }
+}
+
+/// The failure that two ranks have other elements of what they both declare as theirs.
+fn other_elements(name: &str, first: usize, rank: usize) -> Box<Failure> {
+    let expected = format!("equal elements on ranks {first} and {rank}, which declare the same part");
+    Failure::new((expected, "others"))
+        .of(format!("`{name}`"))
+        .note("what is a part of a tensor must be declared with `Parts::split`, what is whole must be equal on all ranks")
 }
 
 /// What the header of a file says of the step.

@@ -11,7 +11,7 @@ use super::share;
 /// and the state of an optimizer, are shards too.
 ///
 /// ```
-/// use consort::nn::Shards;
+/// use consort::nn::{Parts, Shards};
 /// use consort::{Dtype, Tensor};
 ///
 /// let done = consort::spawn(2, |mesh| {
@@ -19,6 +19,9 @@ use super::share;
 ///     let shards = Shards::of(&weight, &mesh)?;
 ///     assert_eq!(shards.rows.shape(), [1 + mesh.my_rank()?, 2]);
 ///     assert_eq!(shards.whole()?.to_vec::<f64>()?, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]);
+///     // For a checkpoint: rows of all but 0-d tensors, such as the counter of an optimizer.
+///     let parts = Parts::whole(&shards).split(&mesh, |_, shape| (!shape.is_empty()).then_some(0))?;
+///     assert_eq!(parts.shapes(), [[3, 2]]);
 ///     Ok(())
 /// });
 /// assert!(done.into_iter().all(|done| done.is_ok()));

@@ -6,11 +6,16 @@ use consort_ir::ops;
 use consort_types::{Axes, Failure, GroupName};
 
 use crate::error::{Error, Named};
-use crate::trace::{is_tracing, record_start};
+use crate::trace::{self, record_start};
 use crate::{Dtype, Flatten, Reduce, Result, Tensor, scan};
 
 /// The root of the sum of the squares of all elements of all shards, in f64: sums are added over the axes over which a
 /// tensor differs, and what is equal counts once. It belongs in a compiled function, where types say what differs.
+///
+/// In a function of some ranks ([`over`](crate::Compiled::over), [`local`](crate::Compiled::local)) it is the norm of what these
+/// have. In a [`role`](crate::Compiled::role) it is that of all roles of the call, as of a pipeline whose stages have the layers of
+/// one model: each role calls it, equally often, and what is not of its own type counts once for every rank along the axes over
+/// which roles differ.
 ///
 /// ```
 /// use consort::nn::norm;
@@ -27,15 +32,16 @@ use crate::{Dtype, Flatten, Reduce, Result, Tensor, scan};
 #[track_caller]
 pub fn norm<P: Flatten>(tensors: &P) -> Result<Tensor> {
     let site = Location::caller();
-    if !is_tracing() {
+    let Some(session) = trace::current() else {
         let failure = Failure::new("a norm over shards needs a compiled function")
             .note("there types say over which axes each tensor differs: call it in `compile(..)`");
         return Err(Error::of("norm", failure, site));
-    }
+    };
+    let (outside, roles) = (session.about.outside(&session.world.mesh()), session.about.roles_over);
     // One sum for each set of axes.
     let mut sums: Vec<(Axes, Tensor)> = Vec::new();
     for tensor in tensors.flatten() {
-        let axes = tensor.ty.varies;
+        let axes = tensor.ty.varies.minus(outside).minus(roles);
         let tensor = tensor.cast(if tensor.dtype() == Dtype::F64 { Dtype::F64 } else { Dtype::F32 })?;
         let squares = tensor.mul(&tensor)?.sum_all()?.cast(Dtype::F64)?;
         match sums.iter_mut().find(|(other, _)| *other == axes) {
@@ -47,7 +53,8 @@ pub fn norm<P: Flatten>(tensors: &P) -> Result<Tensor> {
     for (axes, sum) in sums {
         all = all.add(&sum_over(axes, sum, site).named("norm", site)?)?;
     }
-    all.sqrt()
+    // Once, since tensors of roles differ over other sets of axes.
+    sum_over(roles, all, site).named("norm", site)?.sqrt()
 }
 
 /// The sum over axes, in a trace.

@@ -206,12 +206,16 @@ fn new_recording(world: &World) -> Recording {
 impl About {
     /// The axes along which ranks take gradients of losses of their own: those of other roles, and of ranks outside.
     pub(crate) fn apart(&self, mesh: &Mesh) -> Axes {
-        let outside = match self.ranks {
+        self.outside(mesh).union(self.roles_over)
+    }
+
+    /// The axes along which there are ranks that do not call the function.
+    pub(crate) fn outside(&self, mesh: &Mesh) -> Axes {
+        match self.ranks {
             Ranks::All | Ranks::Of(GroupName::List(_)) => Axes::NONE,
             Ranks::Of(GroupName::Axes(axes)) => mesh.all_axes().minus(axes),
             Ranks::Own => mesh.all_axes(),
-        };
-        outside.union(self.roles_over)
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pipelines of two stages, each of two tensor parallel ranks, whose stages are roles of one compiled call; peers given by
 //! numbers. On threads (`tests/roles.rs`) and on processes and over MPI (`tests/on_processes.rs`).
 
+use consort::nn::clip;
 use consort::{
     Compiled, Dtype, Group, Mesh, Pending, Reduce, Result, Steady, Tensor, compile, value_and_grad, vjp,
 };
@@ -17,6 +18,7 @@ pub(crate) const CASES: &[(&str, Case)] = &[
     ("d2_source_lines_stand_beside_the_program", d2_source_lines_stand_beside_the_program),
     ("a14_gradients_in_roles", a14_gradients_in_roles),
     ("a14_the_vjp_of_a_stage_in_its_role", a14_the_vjp_of_a_stage_in_its_role),
+    ("a14_a_norm_in_roles_is_that_of_all_roles", a14_a_norm_in_roles_is_that_of_all_roles),
     ("d2_roles_of_a_sub_mesh_beside_free_ranks", d2_roles_of_a_sub_mesh_beside_free_ranks),
     ("d3_roles_that_meet_at_every_fourth_call", d3_roles_that_meet_at_every_fourth_call),
 ];
@@ -380,6 +382,23 @@ pub(crate) fn roles_of_a_sub_mesh(tp: &Group, stage: usize, calls: usize) -> Res
         };
         assert_eq!(got, [expected]);
     }
+    f.expect_steady(Steady::graphs(1))
+}
+
+/// The first stage has 3 and 4, split over `tp`, and 12, equal there; the last has 84, equal there. Together their norm is 85.
+fn a14_a_norm_in_roles_is_that_of_all_roles(mesh: Mesh) -> Result<()> {
+    let (pp, tp) = groups(&mesh)?;
+    let equal = |x: f64| Tensor::from_iter([x])?.equal_over(&["tp"]);
+    let (stage, split) = (pp.my_rank()?, [3.0, 4.0][tp.my_rank()?]);
+    let own = match stage {
+        0 => vec![Tensor::from_iter([split])?, equal(12.0)?],
+        _ => vec![equal(84.0)?],
+    };
+    let f = compile(|own: Vec<Tensor>| clip(&own, 17.0)).role(&format!("stage {stage}"));
+    let (clipped, norm) = f.call(own)?;
+    assert_eq!(norm.item::<f64>()?, 85.0);
+    let clipped = clipped.iter().map(Tensor::item::<f64>).collect::<Result<Vec<_>>>()?;
+    assert_eq!(clipped, if stage == 0 { vec![split / 5.0, 12.0 / 5.0] } else { vec![84.0 / 5.0] });
     f.expect_steady(Steady::graphs(1))
 }
 
