@@ -13,7 +13,7 @@ use consort_ir::ops::{
 };
 use consort_ir::types::{TensorType, Type};
 use consort_runtime::RunError;
-use consort_runtime::call::{self, Operand, Stored};
+use consort_runtime::call::{self, Few, Operand, Stored};
 use consort_runtime::device::Device;
 use consort_runtime::kernels::{Kernel, copy};
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
@@ -295,18 +295,17 @@ fn run_kernel(
     site: &'static Location<'static>,
 ) -> Result<()> {
     let name = op.info().name;
-    let mut given: SmallVec<[Operand<'_>; 3]> = SmallVec::new();
-    for (i, arg) in args.iter().enumerate() {
-        given.push(match reused {
-            Some(at) if at == i => Operand::Result,
-            _ => Operand::Stored(stored(arg, name, site)?),
-        });
+    let mut given = Few::new(args.len(), || Operand::Result);
+    for (i, (given, arg)) in given.items().iter_mut().zip(args).enumerate() {
+        if reused != Some(i) {
+            *given = Operand::Stored(stored(arg, name, site)?);
+        }
     }
-    let mut results: SmallVec<[Stored<'_>; 2]> = SmallVec::new();
-    for tensor in made {
-        results.push(stored(tensor, name, site)?);
-    }
-    world.cpu().launch(sizes, (kernel, op), &given, &results).map_err(|error| Error::run(name, &error, site))
+    let launched = match made {
+        [made] => world.cpu().launch(sizes, (kernel, op), given.items(), &[stored(made, name, site)?]),
+        _ => world.cpu().launch(sizes, (kernel, op), given.items(), &all_stored(made, name, site)?),
+    };
+    launched.map_err(|error| Error::run(name, &error, site))
 }
 
 /// A tensor in its buffer.

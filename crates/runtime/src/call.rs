@@ -1,6 +1,5 @@
 //! Calls a kernel, or the evaluation of an op, on tensors in buffers: the one way for plans and eager code.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -9,7 +8,6 @@ use consort_ir::literal::Literal;
 use consort_ir::ops::{EvalCx, OpDef, eval_of};
 use consort_types::Dtype;
 use consort_types::layout::Layout;
-use smallvec::SmallVec;
 
 use crate::RunError;
 use crate::kernels::operand::Storage;
@@ -41,11 +39,13 @@ pub enum Operand<'a> {
 
 impl<'a> Stored<'a> {
     /// Its bytes, gaps included.
+    #[inline]
     pub fn read(&self) -> Result<Bytes<'a>, RunError> {
         Ok(self.buffer.bytes_of(self.bytes.clone())?)
     }
 
     /// Its bytes for writing. Never waits: while peers may read them, that is an error.
+    #[inline]
     pub fn write(&self) -> Result<BytesMut<'a>, RunError> {
         match self.buffer.try_bytes_mut_of(self.bytes.clone()) {
             Ok(bytes) => Ok(bytes),
@@ -64,6 +64,11 @@ impl<'a> Stored<'a> {
             self.buffer.part(self.bytes.clone())?.bytes_mut(until())?;
         }
         Ok(())
+    }
+
+    #[inline]
+    fn view_mut<'b>(&'b self, bytes: &'b mut [u8]) -> ViewMut<'b> {
+        ViewMut { dtype: self.dtype, shape: &self.layout.shape, bytes }
     }
 
     /// Its elements without gaps.
@@ -86,6 +91,72 @@ pub fn view<'a>(dtype: Dtype, layout: &'a Layout, bytes: &'a [u8]) -> View<'a> {
     View { dtype, shape: &layout.shape, strides: &layout.strides, bytes }
 }
 
+/// The elements of an operand, while a kernel reads them.
+enum Read<'a> {
+    /// Where they lie.
+    InPlace(Bytes<'a>),
+    /// A copy, and its layout if that is not the operand's.
+    Copied(Box<(Storage, Option<Layout>)>),
+}
+
+impl<'a> Read<'a> {
+    /// `None` if they are those of the first result.
+    #[inline]
+    fn of(arg: &Operand<'a>, kernel: &Kernel, threads: &Threads) -> Result<Option<Read<'a>>, RunError> {
+        let is_read = |stored: &Stored<'_>| kernel.strided || stored.layout.is_contiguous();
+        Ok(match arg {
+            Operand::Result => None,
+            Operand::Stored(stored) if is_read(stored) => Some(Read::InPlace(stored.read()?)),
+            Operand::Overlapping(stored) if is_read(stored) => {
+                Some(Read::Copied(Box::new((Storage::of(&stored.read()?), None))))
+            }
+            Operand::Stored(stored) | Operand::Overlapping(stored) => {
+                let gapless = Layout::contiguous(&stored.layout.shape);
+                Some(Read::Copied(Box::new((stored.packed(threads)?, Some(gapless)))))
+            }
+        })
+    }
+
+    #[inline]
+    fn view<'b>(&'b self, stored: &'b Stored<'_>) -> View<'b> {
+        match self {
+            Read::InPlace(bytes) => view(stored.dtype, stored.layout, bytes),
+            Read::Copied(copied) => {
+                view(stored.dtype, copied.1.as_ref().unwrap_or(stored.layout), copied.0.bytes())
+            }
+        }
+    }
+}
+
+/// A list whose length is known when it is made, without an allocation for up to three items. That takes fewer instructions
+/// than a list that grows, of which every call of a kernel needs several.
+pub enum Few<T> {
+    #[doc(hidden)]
+    InPlace([T; 3], usize),
+    #[doc(hidden)]
+    Many(Vec<T>),
+}
+
+impl<T> Few<T> {
+    /// `n` items.
+    #[inline]
+    pub fn new(n: usize, each: impl Fn() -> T) -> Few<T> {
+        match n {
+            0..=3 => Few::InPlace([each(), each(), each()], n),
+            _ => Few::Many((0..n).map(|_| each()).collect()),
+        }
+    }
+
+    /// Its items.
+    #[inline]
+    pub fn items(&mut self) -> &mut [T] {
+        match self {
+            Few::InPlace(items, n) => &mut items[..*n],
+            Few::Many(items) => items,
+        }
+    }
+}
+
 /// Calls a kernel. Results are contiguous, and all leases on them have ended.
 #[inline]
 pub fn call(
@@ -94,51 +165,28 @@ pub fn call(
     args: &[Operand<'_>],
     results: &[Stored<'_>],
 ) -> Result<(), RunError> {
-    // Copies come first: a result that is claimed for writing cannot be read.
-    let mut copies: SmallVec<[(Storage, Cow<'_, Layout>); 1]> = SmallVec::new();
-    for arg in args {
-        match arg {
-            Operand::Stored(stored) | Operand::Overlapping(stored)
-                if !kernel.strided && !stored.layout.is_contiguous() =>
-            {
-                let gapless = Layout::contiguous(&stored.layout.shape);
-                copies.push((stored.packed(cx.threads)?, Cow::Owned(gapless)));
-            }
-            Operand::Overlapping(stored) => {
-                copies.push((Storage::of(&stored.read()?), Cow::Borrowed(stored.layout)));
-            }
-            Operand::Stored(_) | Operand::Result => {}
+    // Operands come first: what is claimed for writing cannot be copied.
+    let mut reads = Few::new(args.len(), || None);
+    for (read, arg) in reads.items().iter_mut().zip(args) {
+        *read = Read::of(arg, kernel, cx.threads)?;
+    }
+    let reads = reads.items();
+    let mut views = Few::new(args.len(), || Arg::Result);
+    let views = views.items();
+    for (view, (read, arg)) in views.iter_mut().zip(reads.iter().zip(args)) {
+        if let (Some(read), Operand::Stored(stored) | Operand::Overlapping(stored)) = (read, arg) {
+            *view = Arg::View(read.view(stored));
         }
     }
-    let is_read = |stored: &Stored<'_>| kernel.strided || stored.layout.is_contiguous();
-    let mut writes: SmallVec<[_; 2]> = SmallVec::new();
-    for result in results {
-        writes.push(result.write()?);
+    // Nearly always there is one result.
+    if let [result] = results {
+        let mut bytes = result.write()?;
+        return Ok((kernel.run)(cx, op, views, &mut [result.view_mut(&mut bytes)])?);
     }
-    let mut reads: SmallVec<[_; 4]> = SmallVec::new();
-    for arg in args {
-        reads.push(match arg {
-            Operand::Stored(stored) if is_read(stored) => Some(stored.read()?),
-            _ => None,
-        });
-    }
-    let mut copies = copies.iter();
-    let mut views: SmallVec<[Arg<'_>; 4]> = SmallVec::new();
-    for (arg, bytes) in args.iter().zip(&reads) {
-        views.push(match (arg, bytes) {
-            (Operand::Stored(stored), Some(bytes)) => Arg::View(view(stored.dtype, stored.layout, bytes)),
-            (Operand::Stored(stored) | Operand::Overlapping(stored), _) => match copies.next() {
-                Some((copied, layout)) => Arg::View(view(stored.dtype, layout, copied.bytes())),
-                None => return Err(RunError::new("an operand was not copied")),
-            },
-            (Operand::Result, _) => Arg::Result,
-        });
-    }
-    let mut outs: SmallVec<[ViewMut<'_>; 2]> = SmallVec::new();
-    for (result, bytes) in results.iter().zip(&mut writes) {
-        outs.push(ViewMut { dtype: result.dtype, shape: &result.layout.shape, bytes });
-    }
-    Ok((kernel.run)(cx, op, &views, &mut outs)?)
+    let writes = results.iter().map(Stored::write);
+    let mut writes = writes.collect::<Result<Vec<BytesMut<'_>>, RunError>>()?;
+    let outs = results.iter().zip(&mut writes).map(|(result, bytes)| result.view_mut(bytes));
+    Ok((kernel.run)(cx, op, views, &mut outs.collect::<Vec<_>>())?)
 }
 
 /// Runs an op that has no kernel through its reference evaluation.

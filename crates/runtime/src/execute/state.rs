@@ -21,7 +21,7 @@ use super::memory::{Memory, Slot, SlotId};
 use super::step::{Flight, Found, Line, Said, Step};
 use super::watch::Watch;
 use crate::RunError;
-use crate::call::{Operand, Stored, evaluate};
+use crate::call::{Few, Operand, Stored, evaluate};
 use crate::kernels::Kernel;
 
 /// Work, in bytes, between two polls of pending operations: some tens of microseconds.
@@ -186,11 +186,11 @@ impl State {
         cx: &RunCx<'_>,
     ) -> Result<(), RunError> {
         let (slots, memory) = (&self.slots, &self.memory);
-        let mut given: SmallVec<[Operand<'_>; 4]> = SmallVec::new();
-        for arg in args {
+        let mut given = Few::new(args.len(), || Operand::Result);
+        for (given, arg) in given.items().iter_mut().zip(args) {
             let arg = &slots[*arg];
             let over = results.iter().position(|result| slots[*result].overlaps(arg));
-            given.push(match over {
+            *given = match over {
                 None => Operand::Stored(memory.stored(arg)?),
                 Some(0)
                     if kernel.in_place
@@ -200,13 +200,20 @@ impl State {
                     Operand::Result
                 }
                 Some(_) => Operand::Overlapping(memory.stored(arg)?),
-            });
+            };
         }
-        let mut made: SmallVec<[Stored<'_>; 2]> = SmallVec::new();
-        for result in results {
-            made.push(memory.stored(&slots[*result])?);
+        let (sizes, given) = (self.sizes(), given.items());
+        match results {
+            [result] => {
+                let made = memory.stored(&slots[*result])?;
+                cx.device.launch(&sizes, (kernel, &**op), given, std::slice::from_ref(&made))
+            }
+            _ => {
+                let made = results.iter().map(|result| memory.stored(&slots[*result]));
+                let made = made.collect::<Result<Vec<_>, _>>()?;
+                cx.device.launch(&sizes, (kernel, &**op), given, &made)
+            }
         }
-        cx.device.launch(&self.sizes(), (kernel, &**op), &given, &made)
     }
 
     /// Runs a user-defined op through its `eval`.
