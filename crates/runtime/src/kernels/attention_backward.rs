@@ -24,7 +24,7 @@ use crate::kernels::skinny::{blocks, gather, widen};
 use crate::kernels::{Arg, Kernel, KernelCx, KernelError, View, ViewMut};
 
 pub(crate) static KERNELS: &[Kernel] =
-    &[Kernel { op: "attention_backward", family: "attention", in_place: false, strided: true, run }];
+    &[Kernel { op: "attention_backward", family: "attention_backward", in_place: false, strided: true, run }];
 
 fn run(
     cx: &KernelCx<'_>,
