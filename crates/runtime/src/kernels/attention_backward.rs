@@ -249,6 +249,7 @@ where
             }
         }
     }
+
     /// The same for some of them and the keys of a block.
     fn add_block(
         &self,
