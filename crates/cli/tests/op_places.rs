@@ -55,10 +55,10 @@ fn computes(info: &OpInfo) -> bool {
     node.op.effects() == Effects::Pure && node.op.flow() == Flow::Straight && tensors
 }
 
-/// Whether programs have it and users do not call it: a tensor waits for itself and knows its sizes, gradients spread it
-/// and begin again with it, and `recompute` of a function keeps its result.
+/// Whether programs have it and users do not call it: a tensor waits for itself and knows its sizes, gradients spread it,
+/// begin again with it and take it back through attention, and `recompute` of a function keeps its result.
 fn is_implicit(name: &str) -> bool {
-    matches!(name, "wait" | "size_of" | "to_size" | "spread" | "keep" | "again")
+    matches!(name, "wait" | "size_of" | "to_size" | "spread" | "keep" | "again" | "attention_backward")
 }
 
 #[test]

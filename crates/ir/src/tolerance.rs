@@ -58,6 +58,12 @@ pub enum Size {
         /// The factor of the scores.
         scale: f64,
     },
+    /// Of the cotangents of attention: the largest finite elements of what is multiplied, times the sum of the weights
+    /// that are added, times the largest possible score.
+    AttentionCotangents {
+        /// The factor of the scores.
+        scale: f64,
+    },
 }
 
 impl Tolerance {
@@ -94,6 +100,9 @@ impl fmt::Display for Tolerance {
                     Size::ElementAndOne => "of the element and of 1",
                     Size::LargestResult => "of the largest element of the result",
                     Size::LargestOfLastByScores { .. } => "of the largest value, times the largest score",
+                    Size::AttentionCotangents { .. } => {
+                        "of the largest factors, times the sum of the weights, times the largest score"
+                    }
                 };
                 write!(f, "1 ulp and {roundings} roundings {of}")
             }
@@ -181,7 +190,10 @@ pub fn check(op: &dyn OpDef, cx: &EvalCx<'_>, args: &[&Literal], got: &[Literal]
         let allowed = allowed(tolerance, op, cx, args, i, expected)?;
         // A weight may underflow in the kernel's type but not in the reference's; times an infinite value the first is
         // NaN and the second infinite.
-        let loose = matches!(tolerance, Tolerance::Near { of: Size::LargestOfLastByScores { .. }, .. });
+        let loose = matches!(
+            tolerance,
+            Tolerance::Near { of: Size::LargestOfLastByScores { .. } | Size::AttentionCotangents { .. }, .. }
+        );
         if let Some((at, expected, got)) = first_wrong(expected, got, &allowed, loose) {
             let allowed = allowed.get(at).map_or(String::new(), |allowed| format!(": {allowed:e}"));
             return Err(format!(
@@ -237,6 +249,7 @@ fn allowed(
             let score = width * largest(q) * largest(k) * scale.abs();
             vec![largest(v) * (width + score + 16.0); floats.len()]
         }
+        Size::AttentionCotangents { scale } => of_attention(op, cx, args, result, scale)?,
     };
     let sizes = sizes.iter().map(|size| if size.is_finite() { *size } else { 0.0 });
     Ok(floats.iter().zip(sizes).map(|(x, size)| unit(x) + roundings * size).collect())
@@ -264,6 +277,43 @@ fn of_others(
     let changed: Vec<Literal> = args.iter().map(changed).collect();
     let results = op.eval(cx, &changed.iter().collect::<Vec<_>>()).map_err(|error| error.to_string())?;
     Ok(results.get(result).map(|result| floats(result).to_vec()).unwrap_or_default())
+}
+
+/// The sizes of a result of the backward of attention. A rounding of a score is one of a weight.
+fn of_attention(
+    op: &dyn OpDef,
+    cx: &EvalCx<'_>,
+    args: &[&Literal],
+    result: usize,
+    scale: f64,
+) -> Result<Vec<f64>, String> {
+    let [q, k, v, z, g] = args else { return Err("expected the operands of attention_backward".into()) };
+    let [depth, width] = [q, v].map(|x| x.shape.last().copied().unwrap_or(0));
+    let score = depth as f64 * largest(q) * largest(k) * scale.abs();
+    let of_weight = (depth + width) as f64 + score + 16.0;
+    let of_score = of_weight * scale.abs() * width as f64 * largest(g) * (largest(v) + largest(z));
+    if result == 0 {
+        return Ok(vec![of_score * largest(k); floats(q).len()]);
+    }
+    // The weights of each key: the cotangent of its value for cotangents of 1.
+    let wide = |x: &Literal, of: &dyn Fn(f64) -> f64| {
+        Literal::floats(Dtype::F64, x.shape.clone(), floats(x).iter().map(|x| of(*x)).collect())
+    };
+    let args = [wide(q, &|x| x), wide(k, &|x| x), wide(v, &|_| 0.0), wide(z, &|_| 0.0), wide(g, &|_| 1.0)];
+    let weights = op.eval(cx, &args.each_ref()).map_err(|error| error.to_string())?;
+    let weights = weights.get(2).map(floats).unwrap_or_default();
+    // Weights below the smallest normal number may be 0.
+    let dtype = q.dtype.accumulator();
+    let lost = ulp(dtype, 0.0) / rounding(dtype).powi(2);
+    let of = |weight: f64| {
+        (weight + lost) * if result == 1 { of_score * largest(q) } else { of_weight * largest(g) }
+    };
+    match result {
+        1 => Ok((0..floats(k).len())
+            .map(|i| of(weights.get(i / depth * width).copied().unwrap_or(0.0)))
+            .collect()),
+        _ => Ok(weights.iter().map(|weight| of(*weight)).collect()),
+    }
 }
 
 fn largest(tensor: &Literal) -> f64 {

@@ -5,7 +5,9 @@ use consort_ir::builder::expand;
 use consort_ir::index::Index;
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
-use consort_ir::ops::{Add, Attention, LayerNorm, LogSoftmax, Logsumexp, Op, OpDef, RmsNorm, Softmax};
+use consort_ir::ops::{
+    Add, Attention, AttentionBackward, LayerNorm, LogSoftmax, Logsumexp, Op, OpDef, RmsNorm, Softmax,
+};
 use consort_ir::program::{Block, Func, Node, Program};
 use consort_ir::text::Expect;
 use consort_ir::tolerance::of_runs;
@@ -22,10 +24,10 @@ fn random(rng: &mut Rng, dtype: Dtype, shape: &[usize]) -> Literal {
 /// A function of the one node.
 fn single(expanded: &Func, op: Op) -> Func {
     let mut func = expanded.clone();
-    let result = expanded.body.results[0];
-    let args = expanded.body.params.clone();
-    let node = Node { op, args: args.clone(), results: vec![result], blocks: vec![], site: None, plan: None };
-    func.body = Block { params: args, nodes: vec![node], results: vec![result], ..Block::default() };
+    let (args, results) = (expanded.body.params.clone(), expanded.body.results.clone());
+    let node =
+        Node { op, args: args.clone(), results: results.clone(), blocks: vec![], site: None, plan: None };
+    func.body = Block { params: args, nodes: vec![node], results, ..Block::default() };
     func
 }
 
@@ -49,12 +51,10 @@ fn check(op: impl OpDef + Clone, shapes: &[&[usize]], dtype: Dtype) {
         let inputs = vec![shapes.iter().map(|shape| random(&mut rng, dtype, shape)).collect::<Vec<_>>()];
         let a = run(&original, op.info().name, &inputs).unwrap();
         let b = run(&expanded, op.info().name, &inputs).unwrap();
-        assert!(
-            Expect::close(&a[0][0], &b[0][0], of_runs(dtype)),
-            "{op:?}\n{}\n{}",
-            a[0][0].text(),
-            b[0][0].text()
-        );
+        assert_eq!(a[0].len(), b[0].len());
+        for (a, b) in a[0].iter().zip(&b[0]) {
+            assert!(Expect::close(a, b, of_runs(dtype)), "{op:?}\n{}\n{}", a.text(), b.text());
+        }
     }
 }
 
@@ -76,7 +76,9 @@ fn expansions_agree_with_evaluations() {
             for causal in
                 [None, Some(Index::constant(0)), Some(Index::constant(3)), Some(Index::constant(-2))]
             {
-                check(Attention { scale: 0.4, causal }, &[q, k, v], dtype);
+                check(Attention { scale: 0.4, causal: causal.clone() }, &[q, k, v], dtype);
+                let z: &[usize] = &[2, 4, 3, 7];
+                check(AttentionBackward { scale: 0.4, causal }, &[q, k, v, z, z], dtype);
             }
         }
     }

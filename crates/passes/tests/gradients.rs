@@ -108,6 +108,10 @@ fn local_cases() -> Vec<Case> {
             Attention { scale: 0.7, causal: Some(Index::constant(-1)) },
             &[x(&[1, 2, 2, 2]), x(&[1, 1, 2, 2]), x(&[1, 1, 2, 2])],
         ),
+        case(
+            AttentionBackward { scale: 0.7, causal: Some(Index::constant(0)) },
+            &[x(&[1, 2, 2, 2]), x(&[1, 1, 2, 2]), x(&[1, 1, 2, 1]), x(&[1, 2, 2, 1]), x(&[1, 2, 2, 1])],
+        ),
     ];
     for keep in [false, true] {
         list.push(case(Sum { dims: vec![0, 2], keep }, &[x(&[2, 3, 2])]));

@@ -194,6 +194,32 @@ fn slices_of_one_value_have_one_gradient_of_its_size() {
     }
 }
 
+/// Heads of 64 places, of which the cotangents of q, k and v are given, and the result of attention is kept for them.
+#[test]
+fn the_gradient_of_attention_has_no_matrix_of_scores() {
+    let mut peaks = Vec::new();
+    for length in [512, 1024] {
+        let ty = format!("f32[1,8,{length},64]");
+        let text = format!(
+            "mesh ()
+
+func @f(v0: {ty}, v1: {ty}, v2: {ty}, v3: {ty}) -> f32[] {{
+    v4 = attention[scale=0.125, causal=0] v0, v1, v2 : {ty}
+    v5 = mul v4, v3 : {ty}
+    v6 = sum[dims=[0, 1, 2, 3], keep=false] v5 : f32[]
+    return v6
+}}
+"
+        );
+        let (plan, peak) = of_gradient(&text, &[0, 1, 2]);
+        assert_eq!(plan.matches("attention_backward[").count(), 1, "{plan}");
+        let tensor = 8 * length * 64 * 4;
+        assert!(peak <= 5 * tensor + 4096, "{peak} bytes\n{plan}");
+        peaks.push(peak);
+    }
+    assert!(peaks[1] <= 2 * peaks[0], "{peaks:?} bytes");
+}
+
 #[test]
 fn sizes_without_a_value_or_beyond_memory_are_refused() {
     let text = "mesh ()\n\nfunc @f(v0: f32[s0]) -> f32[s0] {\n    return v0\n}\n";

@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::{Placed, check_threads, computed};
+use common::{Placed, all_computed, check_threads, computed};
 use consort_ir::index::Index;
 use consort_ir::literal::{Data, Literal};
-use consort_ir::ops::{Attention, Conv1d, Conv2d, Matmul, OpDef};
+use consort_ir::ops::{Attention, AttentionBackward, Conv1d, Conv2d, Matmul, OpDef};
 use consort_runtime::threads::Threads;
 use consort_types::layout::Layout;
 use consort_types::{Dtype, Rng};
@@ -132,18 +132,22 @@ fn rows_of_16_bits_have_the_same_sums_alone_and_together() {
     }
 }
 
-/// Operands of attention: batch entries, heads of q and of k, queries, keys, width of keys and of values.
-fn attention(dtype: Dtype, sizes: [usize; 7], lie: Lie, rng: &mut Rng) -> [Placed; 3] {
+/// Operands of attention: batch entries, heads of q and of k, queries, keys, width of keys and of values. Then those that
+/// its backward has besides.
+fn attention(dtype: Dtype, sizes: [usize; 7], lie: Lie, rng: &mut Rng) -> [Placed; 5] {
     let [batch, heads, own, queries, keys, depth, width] = sizes;
-    let shapes = [[batch, heads, queries, depth], [batch, own, keys, depth], [batch, own, keys, width]];
-    shapes.map(|shape| random(dtype, &shape, lie, rng))
+    let result = [batch, heads, queries, width];
+    let operands = [[batch, heads, queries, depth], [batch, own, keys, depth], [batch, own, keys, width]];
+    [operands[0], operands[1], operands[2], result, result].map(|shape| random(dtype, &shape, lie, rng))
 }
 
-fn check_attention(args: &[Placed], causal: Option<i64>, scale: f64, threads: &Threads) {
-    let op = Attention { scale, causal: causal.map(Index::constant) };
+/// Checks attention and its backward.
+fn check_attention(args: &[Placed; 5], causal: Option<i64>, scale: f64, threads: &Threads) {
+    let causal = causal.map(Index::constant);
     let [q, k] = [&args[0].tensor, &args[1].tensor];
     let what = format!("{} {:?} {:?} {causal:?}", q.dtype, q.shape, k.shape);
-    check(&op, args, threads, &what);
+    check(&Attention { scale, causal: causal.clone() }, &args[..3], threads, &what);
+    check(&AttentionBackward { scale, causal }, args, threads, &what);
 }
 
 #[test]
@@ -291,10 +295,45 @@ fn an_infinite_weight_outside_x_adds_nothing() {
 fn values_that_a_query_does_not_see_do_not_reach_it() {
     let mut rng = Rng::new(14);
     for queries in [3, 20, 200] {
-        let [q, k, _] = attention(Dtype::F32, [1, 1, 1, queries, queries, 4, 2], Lie::Contiguous, &mut rng);
+        let [q, k, _, z, g] =
+            attention(Dtype::F32, [1, 1, 1, queries, queries, 4, 2], Lie::Contiguous, &mut rng);
         let values = (0..queries * 2).map(|i| if i >= queries { f64::NAN } else { 1.0 }).collect();
         let v = Placed::whole(&Literal::floats(Dtype::F32, vec![1, 1, queries, 2], values));
-        let op = Attention { scale: 0.5, causal: Some(Index::constant(0)) };
-        check(&op, &[q, k, v], &Threads::ONE, "half of the values are NaN");
+        check_attention(&[q, k, v, z, g], Some(0), 0.5, &Threads::ONE);
+    }
+}
+
+#[test]
+fn the_backward_of_attention_reaches_what_a_query_sees_and_no_more() {
+    let mut rng = Rng::new(15);
+    // In one block and in several.
+    for (queries, keys) in [(5, 5), (150, 700)] {
+        // The last query sees all keys, those before it all but the last.
+        let causal = Some((keys - queries) as i64);
+        let op = AttentionBackward { scale: 0.5, causal: causal.map(Index::constant) };
+        for wrong in [0, 1, 2, 4] {
+            let sizes = [1, 2, 1, queries, keys, 4, 2];
+            let mut args = attention(Dtype::F32, sizes, Lie::Contiguous, &mut rng);
+            // The last query, key, value or cotangent is infinite.
+            let mut tensor = args[wrong].tensor.clone();
+            let Data::Float(elements) = &mut tensor.data else { unreachable!("floats") };
+            *elements.last_mut().unwrap() = f64::INFINITY;
+            args[wrong] = Placed::whole(&tensor);
+            check_attention(&args, causal, 0.5, &Threads::ONE);
+            let made = all_computed(&op, &args.each_ref(), None, &Threads::ONE).unwrap();
+            let Data::Float(of_q) = &made[0].data else { unreachable!("floats") };
+            assert!(of_q[..(queries - 1) * 4].iter().all(|x| x.is_finite()), "operand {wrong}");
+            assert!(!of_q[of_q.len() - 1].is_finite(), "operand {wrong}");
+        }
+    }
+}
+
+#[test]
+fn the_backward_of_attention_is_the_same_on_any_number_of_threads() {
+    let mut rng = Rng::new(16);
+    for dtype in [Dtype::F32, Dtype::F64, Dtype::Bf16] {
+        let args = attention(dtype, [2, 6, 3, 140, 560, 16, 8], Lie::Contiguous, &mut rng);
+        let op = AttentionBackward { scale: 0.5, causal: Some(Index::constant(420)) };
+        check_threads(&op, &args.each_ref(), &format!("{dtype}"));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! `docs/contributing/add-an-op.md` adds one, place by place.
 
+mod attention;
 mod attr;
 mod checked;
 mod collective;
@@ -36,6 +37,7 @@ mod vjp;
 use consort_types::Failure;
 use std::collections::BTreeMap;
 
+pub use attention::*;
 pub use attr::{Attr, AttrSpec, Flag, ListAttr, OptionAttr, end_attrs, read_attr, write_attr, write_float};
 pub use checked::{boxes_of, eval_of, layouts_of, view_of};
 pub use collective::*;
@@ -181,7 +183,15 @@ pub const BUILT_IN: &[(&str, &[OpInfo])] = &[
     ("Placement", &[Digest::INFO, EqualOver::INFO]),
     (
         "Composites",
-        &[Softmax::INFO, LogSoftmax::INFO, Logsumexp::INFO, RmsNorm::INFO, LayerNorm::INFO, Attention::INFO],
+        &[
+            Softmax::INFO,
+            LogSoftmax::INFO,
+            Logsumexp::INFO,
+            RmsNorm::INFO,
+            LayerNorm::INFO,
+            Attention::INFO,
+            AttentionBackward::INFO,
+        ],
     ),
     (
         "Gradients",

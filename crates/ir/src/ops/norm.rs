@@ -54,7 +54,7 @@ fn norm(cx: &mut InferCx<'_>, names: &[&str], eps: f64) -> Result<Vec<Type>, Box
 }
 
 /// A cast, unless the type is the same.
-fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Box<Failure>> {
+pub(super) fn cast(b: &mut Builder<'_>, x: Value, to: Dtype) -> Result<Value, Box<Failure>> {
     if b.tensor_ty(x)?.dtype == to { Ok(x) } else { b.one(Cast { to }, &[x]) }
 }
 

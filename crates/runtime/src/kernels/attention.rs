@@ -8,6 +8,9 @@
 //! weight 0, and gives NaN only if all visible scores are so. Masked keys and values have no effect, whatever they
 //! hold. A weight that underflows is 0, which gives NaN with an infinite value.
 
+use std::ops::Range;
+
+use consort_ir::index::Index;
 use consort_ir::ops::{Attention, OpDef};
 use consort_types::Dtype;
 use half::{bf16, f16};
@@ -25,8 +28,8 @@ pub(crate) static KERNELS: &[Kernel] =
     &[Kernel { op: "attention", family: "attention", in_place: false, strided: true, run }];
 
 /// Queries and keys of a block of scores.
-const QUERIES: usize = 128;
-const KEYS: usize = 512;
+pub(super) const QUERIES: usize = 128;
+pub(super) const KEYS: usize = 512;
 
 /// Heads that share keys are processed together if they have fewer queries than this.
 const FEW_QUERIES: usize = 32;
@@ -35,7 +38,7 @@ const FEW_QUERIES: usize = 32;
 const FEW_ROWS: usize = 8;
 
 /// The type in which scores are computed.
-trait Score: Gemm + PartialOrd {
+pub(super) trait Score: Gemm + PartialOrd {
     const LOWEST: Self;
     fn from_f64(x: f64) -> Self;
     fn exp(self) -> Self;
@@ -109,18 +112,16 @@ where
     E: Element,
     E::Wide: Score,
 {
-    let offset = op.causal.as_ref().map(|offset| cx.sizes.index(offset)).transpose();
-    let offset = offset.map_err(|error| KernelError::new(error.to_string()))?;
     let (&[_, heads, queries, _], &[_, own_heads, _, width]) = (q.shape, v.shape) else {
         return Err(KernelError::new("expected four dimensions"));
     };
     let task = Task {
-        q: Heads { data: q.elements::<E>()?, view: q },
-        k: Heads { data: k.elements::<E>()?, view: k },
-        v: Heads { data: v.elements::<E>()?, view: v },
+        q: Heads::<E>::new(q)?,
+        k: Heads::new(k)?,
+        v: Heads::new(v)?,
         group: heads.checked_div(own_heads).unwrap_or(1).max(1),
         scale: E::Wide::from_f64(op.scale),
-        offset,
+        mask: Mask::new(cx, op.causal.as_ref(), queries, k.shape[2])?,
     };
     let out = out.elements::<E>()?;
     if out.is_empty() {
@@ -140,14 +141,18 @@ where
 }
 
 /// An operand, `[batch, heads, length, width]`.
-struct Heads<'a, E> {
+pub(super) struct Heads<'a, E> {
     data: &'a [E],
-    view: &'a View<'a>,
+    pub(super) view: &'a View<'a>,
 }
 
-impl<'a, E> Heads<'a, E> {
+impl<'a, E: Element> Heads<'a, E> {
+    pub(super) fn new(view: &'a View<'a>) -> Result<Heads<'a, E>, KernelError> {
+        Ok(Heads { data: view.elements()?, view })
+    }
+
     /// The matrix of one head.
-    fn head(&self, batch: usize, head: usize) -> Mat<'a, E> {
+    pub(super) fn head(&self, batch: usize, head: usize) -> Mat<'a, E> {
         let (shape, strides) = (self.view.shape, self.view.strides);
         let start = (batch * strides[0] + head * strides[1]).min(self.data.len());
         Mat::new(&self.data[start..], [shape[2], shape[3]], [strides[2], strides[3]])
@@ -161,7 +166,41 @@ struct Task<'a, E: Element> {
     /// The number of query heads per key head.
     group: usize,
     scale: E::Wide,
+    mask: Mask,
+}
+
+/// Which keys a row of queries sees: its first ones.
+pub(super) struct Mask {
     offset: Option<i64>,
+    queries: usize,
+    keys: usize,
+}
+
+impl Mask {
+    pub(super) fn new(
+        cx: &KernelCx<'_>,
+        causal: Option<&Index>,
+        queries: usize,
+        keys: usize,
+    ) -> Result<Mask, KernelError> {
+        let offset = causal.map(|offset| cx.sizes.index(offset)).transpose();
+        let offset = offset.map_err(|error| KernelError::new(error.to_string()))?;
+        Ok(Mask { offset, queries, keys })
+    }
+
+    /// The number of keys visible to a row, counted over all batch entries and heads.
+    pub(super) fn seen(&self, row: usize) -> usize {
+        let query = (row % self.queries) as i64;
+        self.offset.map_or(self.keys, |offset| {
+            let last = query.saturating_add(offset);
+            usize::try_from(last.saturating_add(1)).map_or(0, |seen| seen.min(self.keys))
+        })
+    }
+
+    /// The number of them in a block of keys.
+    pub(super) fn seen_in(&self, row: usize, keys: &Range<usize>) -> usize {
+        self.seen(row).saturating_sub(keys.start).min(keys.len())
+    }
 }
 
 impl<E> Task<'_, E>
@@ -169,16 +208,6 @@ where
     E: Element,
     E::Wide: Score,
 {
-    /// The number of keys visible to a row.
-    fn seen(&self, row: usize) -> usize {
-        let keys = self.k.view.shape[2];
-        let query = (row % self.q.view.shape[2]) as i64;
-        self.offset.map_or(keys, |offset| {
-            let last = query.saturating_add(offset);
-            usize::try_from(last.saturating_add(1)).map_or(0, |seen| seen.min(keys))
-        })
-    }
-
     fn run(&self, part: Part<'_, E>) {
         let &[_, heads, queries, depth] = self.q.view.shape else { return };
         let width = self.v.view.shape[3];
@@ -186,7 +215,7 @@ where
         let head = part.first / queries;
         let (batch, own_head) = (head / heads, head % heads / self.group);
         let (k, v) = (self.k.head(batch, own_head), self.v.head(batch, own_head));
-        let end = (0..rows).map(|row| self.seen(part.first + row)).max().unwrap_or(0);
+        let end = (0..rows).map(|row| self.mask.seen(part.first + row)).max().unwrap_or(0);
         let keys = KEYS.min(end);
         // 16-bit keys and values are widened for `gemm`; few rows are multiplied without widening.
         let few = rows <= FEW_ROWS;
@@ -215,7 +244,7 @@ where
                 let scores = &mut scores[..rows * here.len()];
                 product(MatMut::new(scores, [rows, here.len()], here.len()), q, k, few, wide_keys);
                 for (row, scores) in scores.chunks_exact_mut(here.len()).enumerate() {
-                    let seen = self.seen(part.first + row).saturating_sub(start).min(here.len());
+                    let seen = self.mask.seen_in(part.first + row, &here);
                     let sums = &mut sums[row * width..][..width];
                     vectorize(Follow {
                         scores,
@@ -226,7 +255,7 @@ where
                     });
                 }
                 let scores = Mat::new(scores, [rows, here.len()], [here.len(), 1]);
-                let all_seen = (0..rows).all(|row| self.seen(part.first + row) >= here.end);
+                let all_seen = (0..rows).all(|row| self.mask.seen(part.first + row) >= here.end);
                 let wide = if few { None } else { Some(widen(v, wide_values)) };
                 match wide {
                     // Masked keys have weight 0, which gives NaN with a value that is not finite.
@@ -237,7 +266,7 @@ where
                     None if all_seen => skinny_rows(MatMut::new(products, [rows, width], width), scores, v),
                     _ => {
                         for (row, products) in products.chunks_exact_mut(width).enumerate() {
-                            let seen = self.seen(part.first + row).saturating_sub(start).min(here.len());
+                            let seen = self.mask.seen_in(part.first + row, &here);
                             let (scores, v) = (scores.part(row..row + 1, 0..seen), v.part(0..seen, 0..width));
                             skinny_rows(MatMut::new(products, [1, width], width), scores, v);
                         }
@@ -248,7 +277,7 @@ where
             let rows = part.out.chunks_exact_mut(width).zip(sums.chunks_exact(width));
             for (row, (out, sums)) in rows.enumerate() {
                 // No visible key: the sums are 0, and so is the result.
-                let seen = self.seen(part.first + row) > 0;
+                let seen = self.mask.seen(part.first + row) > 0;
                 let total = if seen { totals[row] } else { E::Wide::ONE };
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out = E::narrow(sum.over(total)));
             }
@@ -274,9 +303,21 @@ fn product<E>(
     }
 }
 
-/// Whether all elements are finite. 0 times any other is NaN.
-fn is_finite<W: Wide>(elements: &[W]) -> bool {
-    elements.iter().all(|x| x.times_plus(W::ZERO, W::ZERO) == W::ZERO)
+/// Whether all elements are finite.
+pub(super) fn is_finite<W: Score>(elements: &[W]) -> bool {
+    vectorize(Finite(elements))
+}
+
+struct Finite<'a, W>(&'a [W]);
+
+impl<W: Score> Loop for Finite<'_, W> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        // 0 times any other is NaN.
+        let finite = |run: &[W]| run.iter().fold(true, |all, x| all & (x.times(W::ZERO) == W::ZERO));
+        self.0.chunks(64).all(finite)
+    }
 }
 
 /// Reduces up to `KEYS` values to one, by halving, which vectorises. There is at least one.
@@ -295,14 +336,20 @@ fn fold<W: Copy>(values: &[W], room: &mut [W; KEYS], f: impl Fn(W, W) -> W) -> W
     room[0]
 }
 
+/// What is subtracted from scores. If all are negative infinity or NaN, nothing: the exponentials are 0 or NaN.
+#[inline(always)]
+pub(super) fn subtracted<W: Score>(largest: W) -> W {
+    if largest > W::LOWEST { largest } else { W::ZERO }
+}
+
 /// Turns the scores of a query into exponentials and rescales its sums to a new maximum.
-struct Follow<'a, W> {
-    scores: &'a mut [W],
+pub(super) struct Follow<'a, W> {
+    pub(super) scores: &'a mut [W],
     /// The number of visible keys.
-    seen: usize,
-    sums: &'a mut [W],
-    total: &'a mut W,
-    largest: &'a mut W,
+    pub(super) seen: usize,
+    pub(super) sums: &'a mut [W],
+    pub(super) total: &'a mut W,
+    pub(super) largest: &'a mut W,
 }
 
 impl<W: Score> Loop for Follow<'_, W> {
@@ -317,8 +364,7 @@ impl<W: Score> Loop for Follow<'_, W> {
         let mut room = [W::ZERO; KEYS];
         let larger = |a: W, b: W| if b > a { b } else { a };
         let largest = larger(*self.largest, fold(scores, &mut room, larger));
-        // If all scores are negative infinity or NaN, nothing is subtracted: the exponentials are 0 or NaN.
-        let from = if largest > W::LOWEST { largest } else { W::ZERO };
+        let from = subtracted(largest);
         scores.iter_mut().for_each(|score| *score = score.minus(from).exp());
         let total = fold(scores, &mut room, W::plus);
         if largest > *self.largest {

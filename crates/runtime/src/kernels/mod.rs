@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod attention_backward;
 mod blocks;
 mod cast;
 mod convolution;
@@ -176,6 +177,7 @@ static FAMILIES: &[&[Kernel]] = &[
     random::KERNELS,
     matmul::KERNELS,
     attention::KERNELS,
+    attention_backward::KERNELS,
     convolution::KERNELS,
 ];
 

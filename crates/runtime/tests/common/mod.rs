@@ -254,37 +254,47 @@ pub(crate) fn call(
     Ok(results.iter().zip(&storage).map(tensor).collect())
 }
 
-/// The result of a kernel. One operand may alias it.
+/// The only result of a kernel. One operand may alias it.
 pub(crate) fn computed(
     op: &dyn OpDef,
     args: &[&Placed],
     in_place: Option<usize>,
     threads: &Threads,
 ) -> Result<Literal, String> {
+    Ok(all_computed(op, args, in_place, threads)?.remove(0))
+}
+
+/// The results of a kernel. One operand may alias the first.
+pub(crate) fn all_computed(
+    op: &dyn OpDef,
+    args: &[&Placed],
+    in_place: Option<usize>,
+    threads: &Threads,
+) -> Result<Vec<Literal>, String> {
     let types: Vec<_> = args.iter().map(|arg| (arg.tensor.dtype, arg.tensor.shape.clone())).collect();
     let results = results(op, &types).ok_or("its rule refuses the operands")?;
     let others: Vec<Option<&Placed>> =
         args.iter().enumerate().map(|(i, arg)| (in_place != Some(i)).then_some(*arg)).collect();
-    Ok(call(op, &others, in_place.map(|i| &args[i].tensor), &results, threads)?.remove(0))
+    call(op, &others, in_place.map(|i| &args[i].tensor), &results, threads)
 }
 
-/// Runs a kernel, and reports where its result is further from the op's own evaluation than the op allows. One operand
-/// may alias the result.
+/// Runs a kernel, and reports where its results are further from the op's own evaluation than the op allows. One operand
+/// may alias the first result.
 pub(crate) fn check(
     op: &dyn OpDef,
     args: &[&Placed],
     in_place: Option<usize>,
     threads: &Threads,
 ) -> Result<(), String> {
-    let got = computed(op, args, in_place, threads)?;
+    let got = all_computed(op, args, in_place, threads)?;
     let tensors: Vec<&Literal> = args.iter().map(|arg| &arg.tensor).collect();
-    tolerance::check(op, &eval_cx(), &tensors, &[got])
+    tolerance::check(op, &eval_cx(), &tensors, &got)
 }
 
 /// Fails if the results on one thread and on two are not bit-identical.
 pub(crate) fn check_threads(op: &dyn OpDef, args: &[&Placed], what: &str) {
-    let [one, two] = [1, 2].map(|n| computed(op, args, None, &Threads::new(n)).unwrap());
-    assert!(one.same(&two), "{what}");
+    let [one, two] = [1, 2].map(|n| all_computed(op, args, None, &Threads::new(n)).unwrap());
+    assert!(one.iter().zip(&two).all(|(one, two)| one.same(two)), "{what}");
 }
 
 /// Fails if there are failures, and shows the first of them.

@@ -178,8 +178,10 @@ fn products(list: &mut Vec<Case>, x: &dyn Fn(&[usize]) -> Operand) {
         (&[1, 2, 1, 8], &[1, 1, 30, 8], &[1, 1, 30, 8], Some(29)),
         (&[0, 2, 3, 4], &[0, 2, 3, 4], &[0, 2, 3, 4], None),
     ] {
-        let op = Attention { scale: 0.3, causal: causal.map(|c: i64| Index::from(c)) };
-        list.push(case(op, &[x(q), x(k), x(v)]));
+        let (scale, causal) = (0.3, causal.map(|c: i64| Index::from(c)));
+        list.push(case(Attention { scale, causal: causal.clone() }, &[x(q), x(k), x(v)]));
+        let result = [&q[..3], &v[3..]].concat();
+        list.push(case(AttentionBackward { scale, causal }, &[x(q), x(k), x(v), x(&result), x(&result)]));
     }
 }
 
