@@ -1,6 +1,6 @@
 //! What the ranks of a job tell one another over MPI besides data: that one has failed or left, and who is late.
 //!
-//! A rank reads its notices while it waits, and at no other time. One that computes, is stopped or is dead does not
+//! A rank reads its notices while it waits or tests, and at no other time. One that computes, is stopped or is dead does not
 //! answer a question, and so is named.
 
 use std::cell::{Cell, RefCell};
@@ -182,6 +182,11 @@ impl Job {
     /// How many calls of a group a rank had started when it left, if it has.
     pub(super) fn left(&self, group: u64, rank: usize) -> Option<u64> {
         self.mailbox.borrow().left.get(&(group, rank)).copied()
+    }
+
+    /// Whether any rank has left a group.
+    pub(super) fn has_left(&self, group: u64) -> bool {
+        self.mailbox.borrow().left.range((group, 0)..=(group, usize::MAX)).next().is_some()
     }
 
     /// Reads notices, if it is time to, and answers questions.

@@ -111,7 +111,7 @@ impl Engine for Shm {
 
     fn test(&self, ticket: Ticket) -> Result<bool, CommError> {
         let waiter = Waiter { inner: self, what: ticket.into() };
-        waiter.poll().map_err(|stop| self.give(*stop))
+        waiter.test().map_err(|stop| self.give(*stop))
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
+use crate::all_groups;
 use crate::engine::Ticket;
 use crate::error::Operation;
 use crate::shm::buffer::busy;
@@ -12,7 +13,7 @@ use crate::shm::heap::Heap;
 use crate::shm::lease::Lease;
 use crate::shm::progress::{BUSY, Shm, cause_of};
 use crate::shm::row::Word;
-use crate::shm::siblings::{self, advance_all};
+use crate::shm::siblings;
 use crate::shm::status::{WaitKind, Waits};
 use crate::shm::waiter::spin;
 use crate::shm::waiting::Watch;
@@ -34,7 +35,7 @@ pub(crate) fn wait_for_release(
             continue;
         }
         // The release may need this member's part of a call, or be its own call queued behind others.
-        let goes_on = advance_all();
+        let goes_on = all_groups::advance_all();
         let lease = lease();
         if is_released() {
             break;
@@ -45,8 +46,11 @@ pub(crate) fn wait_for_release(
         let now = Instant::now();
         let Some(lease) = lease else {
             // An operation of this rank, which may wait for any member.
+            if let Some(error) = all_groups::failure() {
+                return Err(error);
+            }
             if now >= until {
-                return Err(busy());
+                return Err(all_groups::late().unwrap_or_else(busy));
             }
             std::thread::sleep(Duration::from_micros(20));
             continue;
