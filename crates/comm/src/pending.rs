@@ -52,7 +52,7 @@ impl<T: Outcome> Pending<T> {
     }
 
     /// The outcome of the operation, once, if it is finished; never blocks. Fails if another member has failed or left, but
-    /// has no deadline: a program may look now and then for a message that comes much later.
+    /// has no deadline.
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
         match with_engine!(&self.engine, engine => engine.test(self.ticket))? {
             true => self.take().map(Some),

@@ -285,8 +285,7 @@ impl Engine for MpiGroup {
             is_abandoned,
         };
         call.event = self.recorder.call(EventKind::Start, call.record(), site);
-        call.stage =
-            self.first_stage(&call, note.is_agreement).map_err(|error| self.fail(error.into()))?;
+        call.stage = self.first_stage(&call, note.is_agreement).map_err(|error| self.fail(error.into()))?;
         self.state.borrow_mut().calls.push_back(call);
         self.advance().map_err(|error| self.give(error))?;
         Ok(Ticket::Call(number))

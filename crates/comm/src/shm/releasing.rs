@@ -60,7 +60,9 @@ pub(crate) fn wait_for_release(
         }
         let Some(row) = lease.holder() else { continue };
         if now >= until {
-            return Err(CommError::Leased { rank: row.rank });
+            // As long as this rank's own part is not done, it may wait for others than those that read.
+            let late = if lease.is_in_flight(heap.ranks().me) { all_groups::late() } else { None };
+            return Err(late.unwrap_or(CommError::Leased { rank: row.rank }));
         }
         let (number, missing) = (0, [row.rank]);
         let (site, text, group) = Default::default();
