@@ -128,8 +128,12 @@ impl Device for Cpu {
                 &layout,
             )?);
         }
-        let mut out = to.write()?;
-        Ok(copy::copy_into(&threads, &view(from.dtype, from.layout, &from.read()?), &mut out, &layout)?)
+        let (mut out, bytes) = (to.write()?, from.read()?);
+        let from = view(from.dtype, from.layout, &bytes);
+        Ok(match to.layout.is_contiguous() {
+            true => copy::copy(&threads, &from, &mut out)?,
+            false => copy::copy_into(&threads, &from, &mut out, &layout)?,
+        })
     }
 
     fn zero(&self, to: &Stored<'_>) -> Result<(), RunError> {
