@@ -702,3 +702,22 @@ fn a_wait_for_a_buffer_fails_with_the_operation_that_uses_it() {
         assert!(error.to_string().contains(said), "{error}");
     }
 }
+
+/// A caller that can do something else waits a little, and the operation goes on.
+#[test]
+fn a_wait_without_a_deadline_fails_nothing() {
+    let has_looked = Barrier::new(2);
+    spawn_with_heap(2, 4 * HEAP, |group| {
+        let operand = zeros(&group, HEAP);
+        let view = operand.clone();
+        if group.rank() == 1 {
+            has_looked.wait();
+        }
+        let pending = group.all_reduce(operand, Dtype::F64, Reduce::Sum).unwrap();
+        if group.rank() == 0 {
+            assert!(!view.is_released_by(Instant::now() + Duration::from_millis(5)));
+            has_looked.wait();
+        }
+        assert!(pending.wait(soon()).unwrap()[0].bytes().unwrap().iter().all(|byte| *byte == 0));
+    });
+}

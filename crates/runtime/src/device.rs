@@ -130,10 +130,11 @@ impl Device for Cpu {
         }
         let (mut out, bytes) = (to.write()?, from.read()?);
         let from = view(from.dtype, from.layout, &bytes);
-        Ok(match to.layout.is_contiguous() {
-            true => copy::copy(&threads, &from, &mut out)?,
-            false => copy::copy_into(&threads, &from, &mut out, &layout)?,
-        })
+        let copied = match to.layout.is_contiguous() {
+            true => copy::copy(&threads, &from, &mut out),
+            false => copy::copy_into(&threads, &from, &mut out, &layout),
+        };
+        copied.map_err(RunError::from)
     }
 
     fn zero(&self, to: &Stored<'_>) -> Result<(), RunError> {

@@ -18,15 +18,26 @@ use crate::shm::status::{WaitKind, Waits};
 use crate::shm::waiter::spin;
 use crate::shm::waiting::Watch;
 
+/// When a wait for a release ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// At the deadline of what is in flight, which then fails.
+    Deadline(Instant),
+    /// When its caller does something else instead: nothing fails.
+    Patience(Instant),
+}
+
 /// Waits until `bytes` bytes are released, at most until a deadline; `lease` gives a lease that is still held.
 pub(crate) fn wait_for_release(
     heap: &Arc<Heap>,
     bytes: usize,
-    until: Instant,
+    until: Until,
     is_released: impl Fn() -> bool,
     lease: impl Fn() -> Option<Lease>,
 ) -> Result<(), CommError> {
-    let start = Instant::now();
+    let (start, is_patient) = (Instant::now(), matches!(until, Until::Patience(_)));
+    let (Until::Deadline(until) | Until::Patience(until)) = until;
+    let late = || if is_patient { None } else { all_groups::late() };
     let mut watch = Watch::new(heap.ranks(), start);
     let spin_until = heap.spins().then(|| start + spin(bytes));
     while !is_released() {
@@ -46,11 +57,11 @@ pub(crate) fn wait_for_release(
         let now = Instant::now();
         let Some(lease) = lease else {
             // An operation of this rank, which may wait for any member.
-            if let Some(error) = all_groups::failure() {
+            if !is_patient && let Some(error) = all_groups::failure() {
                 return Err(error);
             }
             if now >= until {
-                return Err(all_groups::late().unwrap_or_else(busy));
+                return Err(late().unwrap_or_else(busy));
             }
             std::thread::sleep(Duration::from_micros(20));
             continue;
@@ -61,7 +72,7 @@ pub(crate) fn wait_for_release(
         let Some(row) = lease.holder() else { continue };
         if now >= until {
             // As long as this rank's own part is not done, it may wait for others than those that read.
-            let late = if lease.is_in_flight(heap.ranks().me) { all_groups::late() } else { None };
+            let late = if lease.is_in_flight(heap.ranks().me) { late() } else { None };
             return Err(late.unwrap_or(CommError::Leased { rank: row.rank }));
         }
         let (number, missing) = (0, [row.rank]);
@@ -98,7 +109,7 @@ impl Shm {
             return Ok(());
         }
         let lease = || if let Ticket::Call(number) = ticket { self.lease_of(number) } else { None };
-        wait_for_release(&self.heap, 0, until(), || self.is_released(ticket), lease)
+        wait_for_release(&self.heap, 0, Until::Deadline(until()), || self.is_released(ticket), lease)
             .map_err(|error| self.give(error))
     }
 
