@@ -68,7 +68,8 @@ pub(crate) trait Engine {
     fn start_batch(&self, parcel: &mut Parcel, said: Said<'_>) -> Result<Ticket, CommError>;
     /// Advances everything in flight; never blocks.
     fn poll(&self) -> Result<(), CommError>;
-    /// Advances everything in flight; true if one operation is over. Never blocks.
+    /// Advances everything in flight; true if one operation is over. Fails if it will never be, as a wait does, but has no
+    /// deadline. Never blocks for long.
     fn test(&self, ticket: Ticket) -> Result<bool, CommError>;
     /// The outcome of an operation, if it is the only one open and finishes at once.
     fn finish_soon(&self, ticket: Ticket) -> Result<Option<Given>, CommError>;

@@ -99,6 +99,12 @@ impl Group {
         with_engine!(&self.engine, engine => engine.start_progress_thread())
     }
 
+    /// For tests: progress threads start without cores for them. Applies to all groups of this rank.
+    #[doc(hidden)]
+    pub fn force_progress_threads(&self) {
+        with_engine!(&self.engine, engine => engine.settings().forced_threads.set(true));
+    }
+
     /// How long this rank waits for operations in flight when its groups are dropped. Applies to all groups of this
     /// rank.
     pub fn set_deadline(&self, deadline: Duration) {

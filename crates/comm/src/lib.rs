@@ -25,6 +25,7 @@
 //! assert!(sums.into_iter().all(|sum| sum == Ok(6f32.to_le_bytes().to_vec())));
 //! ```
 
+mod all_groups;
 mod arguments;
 mod cause;
 mod collectives;
@@ -57,6 +58,7 @@ mod ticks;
 mod unseen;
 mod world;
 
+pub use all_groups::look;
 pub use arguments::OperandType;
 pub use cause::Cause;
 pub use deadline::{Clock, DEFAULT_DEADLINE, after, from_now};
@@ -77,7 +79,6 @@ pub use shm::common_result::Common;
 pub use shm::heap::Heap;
 pub use shm::local::{spawn, spawn_with_heap};
 pub use shm::probe::{Movement, Probe};
-pub use shm::siblings::look;
 #[doc(hidden)]
 pub use small_list::SmallList;
 pub use unseen::{UNSEEN_NOTE, note_trouble, report_unseen, take_unseen};

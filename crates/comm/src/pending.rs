@@ -51,7 +51,8 @@ impl<T: Outcome> Pending<T> {
         Pending { engine: engine.clone(), ticket, gives: PhantomData }
     }
 
-    /// The outcome of the operation, once, if it is finished; never blocks.
+    /// The outcome of the operation, once, if it is finished; never blocks. Fails if another member has failed or left, but
+    /// has no deadline.
     pub fn test(&mut self) -> Result<Option<T>, CommError> {
         match with_engine!(&self.engine, engine => engine.test(self.ticket))? {
             true => self.take().map(Some),

@@ -11,6 +11,8 @@ pub(crate) struct Settings {
     pub(crate) strict: Cell<bool>,
     /// Whether leases last until their release is asked for: a mode for tests.
     pub(crate) late: Cell<bool>,
+    /// Whether progress threads start without cores for them: a mode for tests.
+    pub(crate) forced_threads: Cell<bool>,
     /// Whether the program received an error of any of the groups.
     pub(crate) told: Cell<bool>,
     /// Whether this rank is a process, so that an unseen error is an error of the process.
@@ -23,6 +25,7 @@ impl Settings {
             deadline: Cell::new(deadline),
             strict: Cell::new(is_strict()),
             late: Cell::new(false),
+            forced_threads: Cell::new(false),
             told: Cell::new(false),
             is_process,
         }

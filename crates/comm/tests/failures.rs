@@ -625,3 +625,99 @@ fn dropped_groups_give_their_memory_back() {
         drop(operand);
     });
 }
+
+/// The last of three members fails, panics or leaves; the others have an operation in flight that needs it, and this is the error of
+/// what they do then.
+fn errors_without_the_last(
+    last: impl Fn(&Group) + Sync,
+    others: impl Fn(&mut Pending, Buffer) -> Result<(), CommError> + Sync,
+) -> Vec<CommError> {
+    let started = Barrier::new(3);
+    let results = spawn_with_heap(3, 4 * HEAP, |group| {
+        if group.rank() == 2 {
+            started.wait();
+            last(&group);
+            return None;
+        }
+        let operand = zeros(&group, HEAP);
+        let view = operand.clone();
+        let mut pending = group.all_reduce(operand, Dtype::F64, Reduce::Sum).unwrap();
+        started.wait();
+        Some(others(&mut pending, view).unwrap_err())
+    });
+    results.into_iter().flatten().collect()
+}
+
+/// It waits for what does not come.
+fn fail(group: &Group) {
+    let until = Instant::now() + Duration::from_millis(50);
+    let room = group.heap().alloc(4).unwrap();
+    let error = group.recv(Message::new(0, 9, room)).unwrap().wait(until).map(drop).unwrap_err();
+    assert!(matches!(error, CommError::Deadline { .. }), "{error}");
+}
+
+fn tested(pending: &mut Pending) -> Result<(), CommError> {
+    while pending.test()?.is_none() {}
+    Ok(())
+}
+
+#[test]
+fn a_test_fails_when_another_member_fails_or_leaves() {
+    let errors = errors_without_the_last(fail, |pending, _| tested(pending));
+    assert_eq!(errors.len(), 2);
+    for error in errors {
+        // The member that it waited for had told it first, or the other one had.
+        assert!(matches!(error, CommError::Elsewhere { rank: 2, .. }), "{error}");
+        assert!(error.to_string().contains("exchange: the deadline passed"), "{error}");
+    }
+    let errors = errors_without_the_last(|_| {}, |pending, _| tested(pending));
+    assert_eq!(errors.len(), 2);
+    for error in errors {
+        assert!(error.to_string().contains("rank 2 left the group without making this call"), "{error}");
+    }
+}
+
+#[test]
+fn a_wait_for_a_buffer_fails_with_the_operation_that_uses_it() {
+    let errors = errors_without_the_last(fail, |_, mut view| view.bytes_mut(soon()).map(drop));
+    assert_eq!(errors.len(), 2);
+    for error in errors {
+        assert!(matches!(error, CommError::Elsewhere { rank: 2, .. }), "{error}");
+    }
+    let over = Barrier::new(3);
+    let errors = errors_without_the_last(
+        |_| {
+            over.wait();
+        },
+        |_, mut view| {
+            let error = view.bytes_mut(Instant::now() + Duration::from_millis(200)).map(drop);
+            over.wait();
+            error
+        },
+    );
+    assert_eq!(errors.len(), 2);
+    for error in errors {
+        assert_eq!(error.culprits(), [2], "{error}");
+        let said = "all_reduce sum f64: call 0 on world: the deadline passed; missing: rank 2";
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+/// A caller that can do something else waits a little, and the operation goes on.
+#[test]
+fn a_wait_without_a_deadline_fails_nothing() {
+    let has_looked = Barrier::new(2);
+    spawn_with_heap(2, 4 * HEAP, |group| {
+        let operand = zeros(&group, HEAP);
+        let view = operand.clone();
+        if group.rank() == 1 {
+            has_looked.wait();
+        }
+        let pending = group.all_reduce(operand, Dtype::F64, Reduce::Sum).unwrap();
+        if group.rank() == 0 {
+            assert!(!view.is_released_by(Instant::now() + Duration::from_millis(5)));
+            has_looked.wait();
+        }
+        assert!(pending.wait(soon()).unwrap()[0].bytes().unwrap().iter().all(|byte| *byte == 0));
+    });
+}

@@ -60,9 +60,13 @@ const ON_ONE_HOST: &[Test] = tests! {
     a_wait_advances_other_groups
     one_host_is_shared_memory
     differing_calls_are_named
+    differing_lists_of_groups_are_named
     differing_settings_are_named
     settings_of_the_engine_are_compared
     a_rank_that_fails_ends_the_others
+    a_test_fails_when_a_rank_fails_or_leaves
+    a_rank_that_tests_answers
+    a_wait_for_a_buffer_fails_with_its_operation
     a_late_rank_is_named
     a_rank_that_waits_elsewhere_is_named
     a_stopped_rank_is_named
@@ -79,6 +83,7 @@ const ON_HOSTS: &[Test] = tests! {
     three_hosts_over_a_slow_network
     shared_memory_is_for_one_host
     a_stopped_rank_leaves_nothing_on_any_host
+    a_killed_rank_leaves_nothing_on_any_host
     a_cut_network_ends_the_job
 };
 
@@ -118,7 +123,15 @@ fn a_wait_advances_other_groups(launcher: &Launcher) {
 fn one_host_is_shared_memory(launcher: &Launcher) {
     let shared = run(launcher, 2, "transport", &[]);
     let over_mpi = run(launcher, 2, "transport", &[MPI]);
-    assert!(shared.listened <= over_mpi.listened, "{} {}", shared.text(), over_mpi.text());
+    match launched::run_mpi_only(launcher, 2) {
+        Some(only) => {
+            only.is_fine();
+            for ran in [&shared, &over_mpi] {
+                assert!(ran.listened <= only.listened, "{} {} {}", only.listened, ran.listened, ran.text());
+            }
+        }
+        None => println!("1 skipped: no mpicc to compare with a job that only starts MPI"),
+    }
     says(shared, "over shared memory", 2);
     says(over_mpi, "over MPI", 2);
 }
@@ -208,6 +221,19 @@ fn differing_calls_are_named(launcher: &Launcher) {
     records(&ran, "first divergence: world call 1: ranks 0,1 all_reduce sum u8, 3 bytes at ");
 }
 
+/// What members agree on is compared in every build, so that no group is made of lists that differ.
+fn differing_lists_of_groups_are_named(launcher: &Launcher) {
+    let texts: &[&str] = &[
+        "call 0 on world: the call must be the same on all ranks",
+        "ranks 0,1   make groups of the lists [[0, 1, 2]]",
+        "rank 2      make groups of the lists [[1, 0, 2]]",
+    ];
+    for check in [CHECKED, UNCHECKED] {
+        let ran = run(launcher, 3, "lists", &[MPI, check]);
+        fails(&ran, &[0, 1, 2].map(|rank| (rank, texts, MOMENT)));
+    }
+}
+
 fn differing_settings_are_named(launcher: &Launcher) {
     let ran = run(launcher, 2, "settings", &[MPI]);
     let texts: &[&str] = &["parity: expected equal values on every rank", "rank 0   flash", "rank 1   math"];
@@ -232,6 +258,36 @@ fn a_rank_that_fails_ends_the_others(launcher: &Launcher) {
     let ran = run(launcher, 3, "gives_up", &[MPI, CHECKED]);
     let reason: &[&str] = &["rank 2", "the reason of rank 2"];
     fails(&ran, &[(0, reason, MOMENT), (1, reason, MOMENT), (2, &["its own"], MOMENT)]);
+}
+
+/// A program that tests and never waits is told what one that waits is told.
+fn a_test_fails_when_a_rank_fails_or_leaves(launcher: &Launcher) {
+    let ran = run(launcher, 3, "tests_until_it_gives_up", &[MPI, UNCHECKED]);
+    let reason: &[&str] = &["rank 2", "the reason of rank 2"];
+    fails(&ran, &[(0, reason, MOMENT), (1, reason, MOMENT), (2, &["its own"], MOMENT)]);
+    let ran = run(launcher, 3, "tests_until_it_leaves", &[MPI, UNCHECKED]);
+    let left: &[&str] = &["rank 2 left the group"];
+    fails(&ran, &[0, 1].map(|rank| (rank, left, MOMENT)));
+}
+
+fn a_rank_that_tests_answers(launcher: &Launcher) {
+    let text: &[&str] = &["missing: rank 2", "rank 2   in flight: world batch 0, exchange"];
+    let most = ranks::DEADLINE + LATE;
+    let expected: Expected<'_> =
+        &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most + MOMENT)];
+    timed(|| run(launcher, 3, "tests_elsewhere", &[MPI, UNCHECKED]), expected);
+}
+
+/// What waits for the release of a buffer that an operation uses waits for that operation.
+fn a_wait_for_a_buffer_fails_with_its_operation(launcher: &Launcher) {
+    let ran = run(launcher, 3, "buffer_until_it_gives_up", &[MPI, UNCHECKED]);
+    let reason: &[&str] = &["rank 2", "the reason of rank 2"];
+    fails(&ran, &[(0, reason, MOMENT), (1, reason, MOMENT), (2, &["its own"], MOMENT)]);
+    let text: &[&str] =
+        &["all_reduce sum u8: call 1 on world", "missing: rank 2", "rank 2   does not answer"];
+    let most = ranks::DEADLINE + LATE;
+    let expected: Expected<'_> = &[(0, text, most), (1, text, most), (2, &["missing: rank 2"], most)];
+    timed(|| run(launcher, 3, "buffer_late", &[MPI, UNCHECKED]), expected);
 }
 
 fn a_late_rank_is_named(launcher: &Launcher) {
@@ -279,7 +335,8 @@ fn a_killed_rank_ends_the_job(launcher: &Launcher) {
 
 /// Where the launcher lets the others go on, they name it.
 fn a_killed_rank_is_named(launcher: &Launcher) {
-    let (text, most): (&[&str], _) = (&["rank 1"], ranks::DEADLINE + LATE);
+    let (text, most): (&[&str], _) =
+        (&["missing: rank 1", "rank 1   does not answer"], ranks::DEADLINE + LATE);
     // Open MPI 4.1 then ends with 0.
     let run = || run_without_cleanup(launcher, 3, "dies", &[MPI]);
     leaves_no_process(&timed(run, &[(0, text, most), (2, text, most)]));
@@ -349,6 +406,12 @@ fn a_stopped_rank_leaves_nothing_on_any_host(launcher: &Launcher) {
     stopped(|| run_on_hosts(launcher, &[1, 1, 1], SLOW, "stops", &[NETWORK]));
 }
 
+fn a_killed_rank_leaves_nothing_on_any_host(launcher: &Launcher) {
+    let ran = run_on_hosts(launcher, &[1, 1, 1], SLOW, "dies", &[NETWORK]);
+    assert!(ran.code != Some(0) && ran.time < Duration::from_secs(30), "{}", ran.text());
+    leaves_no_process(&ran);
+}
+
 /// Makes MPICH use the network, although all hosts are one machine. (Only where nobody reaches `MPI_Finalize`: over TCP,
 /// MPICH 4.0 sometimes never returns from it, also in C.)
 const NETWORK: (&str, &str) = ("UCX_TLS", "tcp,self");
@@ -366,6 +429,9 @@ fn a_cut_network_ends_the_job(launcher: &Launcher) {
 fn the_wrong_library_is_seen(launcher: &Launcher) {
     let Some(other) = launcher.other_library else { return };
     let ran = run(launcher, 2, "transport", &[("CONSORT_MPI", other)]);
-    let expected: &[&str] = &["expected 2 ranks, as many as the launcher started, got 1"];
+    let expected: &[&str] = &[
+        "expected 2 ranks, as many as the launcher started, got 1",
+        "under Slurm, start with `srun --mpi=pmix`",
+    ];
     fails(&ran, &[0, 1].map(|rank| (rank, expected, MOMENT)));
 }

@@ -12,10 +12,9 @@ use consort_ir::ops::{
     Alias, EvalCx, EvalError, OpDef, Undecided, boxes_of, built_in, call_name, check_name, view_of,
 };
 use consort_ir::types::{TensorType, Type};
-use consort_runtime::RunError;
 use consort_runtime::call::{self, Few, Operand, Stored};
 use consort_runtime::device::Device;
-use consort_runtime::kernels::{Kernel, copy};
+use consort_runtime::kernels::Kernel;
 use consort_runtime::start::{call_text, digest, message_digest, type_text};
 use consort_types::layout::{Dims, Layout};
 use consort_types::{Dtype, Failure, Kind};
@@ -23,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::placement::Origin;
-use crate::storage::{Storage, alloc, check_size, fill_new};
+use crate::storage::{Storage, alloc, check_size};
 use crate::tensor::{CachedLayout, Tensor, Tensors};
 use crate::trace::{check_sizes, record, settle};
 use crate::world::World;
@@ -246,9 +245,7 @@ fn compute(
     for arg in args.iter() {
         arg.wait()?;
     }
-    let sizes_of = prepared.results.iter().map(|(ty, layout)| layout.bytes(ty.dtype).len());
-    let bytes = sizes_of.fold(0, usize::saturating_add);
-    world.poll_for(bytes).map_err(|error| Error::comm(name, error, site))?;
+    poll_before(world, name, prepared, site)?;
     let fits = |arg: &Tensor| {
         let (ty, layout) = &prepared.results[0];
         arg.dtype() == ty.dtype && arg.layout.shape == layout.shape && arg.held(1, false).is_none()
@@ -282,6 +279,13 @@ fn compute(
         args[at].storage = made[0].storage.take();
     }
     outcome.map(|()| made)
+}
+
+/// Advances operations in flight before results are computed, if that is due.
+fn poll_before(world: &World, op: &str, prepared: &Prepared, site: &'static Location<'static>) -> Result<()> {
+    let sizes = prepared.results.iter().map(|(ty, layout)| layout.bytes(ty.dtype).len());
+    let bytes = sizes.fold(0, usize::saturating_add);
+    world.poll_for(bytes).map_err(|error| Error::comm(op, error, site))
 }
 
 /// Calls a kernel; the operand of number `reused` is the first result.
@@ -325,13 +329,15 @@ fn all_stored<'a>(
 /// Copies a tensor's elements into a new buffer, without gaps. Waits for them.
 pub(crate) fn copy_into(tensor: &Tensor, buffer: &Buffer, site: &'static Location<'static>) -> Result<()> {
     tensor.wait()?;
-    let world = World::current()?;
-    let from = stored(tensor, "copy", site)?;
-    let bytes = from.read().map_err(|error| Error::run("copy", &error, site))?;
-    let view = call::view(from.dtype, from.layout, &bytes);
-    fill_new("copy", buffer, site, |out| {
-        copy::copy(&world.cpu().threads(), &view, out).map_err(|error| Error::of("copy", error.0, site))
-    })
+    let (world, layout) = (World::current()?, Layout::contiguous(&tensor.layout.shape));
+    let to = Stored { buffer, bytes: 0..buffer.len(), dtype: tensor.dtype(), layout: &layout };
+    copy(&world, &stored(tensor, "copy", site)?, &to, site)
+}
+
+/// Copies elements to memory that no peer reads.
+fn copy(world: &World, from: &Stored<'_>, to: &Stored<'_>, site: &'static Location<'static>) -> Result<()> {
+    world.poll_for(to.bytes.len()).map_err(|error| Error::comm("copy", error, site))?;
+    world.cpu().copy(from, to).map_err(|error| Error::run("copy", &error, site))
 }
 
 /// Runs a user-defined op that has no kernel through its reference evaluation.
@@ -355,6 +361,7 @@ fn evaluate(
         made.push(Tensor { ty, layout, storage, traced: None, world: world.id, origin });
     }
     args.iter().try_for_each(Tensor::wait)?;
+    poll_before(world, name, prepared, site)?;
     call::evaluate(sizes, op, &all_stored(args, name, site)?, &all_stored(&made, name, site)?)
         .map_err(|error| Error::run(name, &error, site))?;
     Ok(made)
@@ -363,32 +370,12 @@ fn evaluate(
 /// Copies the elements of `from` into the storage of `to`, of the same shape and type. Waits for both.
 pub(crate) fn write_into(to: &Tensor, from: &Tensor, site: &'static Location<'static>) -> Result<()> {
     to.wait()?;
-    // Within one storage, source and destination may overlap.
-    let shared = match (&to.storage, &from.storage) {
-        (Some(to), Some(from)) => Rc::ptr_eq(to, from),
-        _ => return Ok(()),
-    };
+    if to.storage.is_none() || from.storage.is_none() {
+        return Ok(());
+    }
+    from.wait()?;
     let world = World::current()?;
-    let from = if shared {
-        let buffer = alloc(&world, "copy", from.dtype(), &from.layout.shape, site)?;
-        copy_into(from, &buffer, site)?;
-        Tensor {
-            layout: CachedLayout::new(Layout::contiguous(&from.layout.shape)),
-            storage: Some(Storage::new(buffer)),
-            ..from.clone()
-        }
-    } else {
-        from.wait()?;
-        from.clone()
-    };
-    let failed = |error: RunError| Error::run("copy", &error, site);
-    let place = stored(to, "copy", site)?;
-    place.release(|| from_now(world.timeout())).map_err(failed)?;
-    let mut out = place.write().map_err(failed)?;
-    let given = stored(&from, "copy", site)?;
-    let bytes = given.read().map_err(failed)?;
-    let view = call::view(given.dtype, given.layout, &bytes);
-    let layout = Layout { start: 0, ..(**to.layout).clone() };
-    copy::copy_into(&world.cpu().threads(), &view, &mut out, &layout)
-        .map_err(|error| Error::of("copy", error.0, site))
+    let (from, to) = (stored(from, "copy", site)?, stored(to, "copy", site)?);
+    to.release(|| from_now(world.timeout())).map_err(|error| Error::run("copy", &error, site))?;
+    copy(&world, &from, &to, site)
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::panic::Location;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use consort_comm::Pending;
 
@@ -46,7 +47,8 @@ impl Way {
 }
 
 enum State {
-    Flying(Pending, Rc<World>),
+    /// The operation, and the time that its tests took.
+    Flying(Pending, Rc<World>, Duration),
     Landed,
     Failed(Error),
 }
@@ -58,7 +60,11 @@ impl Flight {
         op: &'static str,
         site: &'static Location<'static>,
     ) -> Rc<Flight> {
-        let flight = Flight { state: RefCell::new(State::Flying(pending, Rc::clone(world))), op, site };
+        let flight = Flight {
+            state: RefCell::new(State::Flying(pending, Rc::clone(world), Duration::ZERO)),
+            op,
+            site,
+        };
         // Reuses the allocation of a completed operation: allocating costs more than the rest of this.
         let flight = match world.landed.take() {
             Some(mut landed) => match Rc::get_mut(&mut landed) {
@@ -79,7 +85,7 @@ impl Flight {
         let error = match self.state.replace(State::Landed) {
             State::Landed => return Ok(()),
             State::Failed(error) => error,
-            State::Flying(pending, world) => match pending.wait_within(world.timeout()) {
+            State::Flying(pending, world, _) => match pending.wait_within(world.timeout()) {
                 Ok(_) => {
                     world.landed.set(Some(Rc::clone(self)));
                     return Ok(());
@@ -91,32 +97,39 @@ impl Flight {
         Err(error)
     }
 
-    /// Whether it has completed; advances it, and never blocks.
+    /// Whether it has completed; advances it, and never blocks. Its tests may take as long together as a wait.
     pub(crate) fn test(&self) -> Result<bool> {
-        let mut state = self.state.borrow_mut();
-        let outcome = match &mut *state {
-            State::Flying(pending, _) => pending.test(),
+        let (mut pending, world, tested) = match self.state.replace(State::Landed) {
             State::Landed => return Ok(true),
-            State::Failed(error) => return Err(error.clone()),
+            State::Failed(error) => {
+                self.state.replace(State::Failed(error.clone()));
+                return Err(error);
+            }
+            State::Flying(pending, world, tested) => (pending, world, tested),
         };
-        match outcome {
-            Ok(None) => Ok(false),
-            Ok(Some(_)) => {
-                *state = State::Landed;
-                Ok(true)
+        let start = Instant::now();
+        let outcome = match pending.test() {
+            Ok(None) => {
+                let tested = tested + start.elapsed();
+                if tested < world.timeout() {
+                    self.state.replace(State::Flying(pending, world, tested));
+                    return Ok(false);
+                }
+                pending.wait_by(Instant::now).map(drop)
             }
-            Err(error) => {
-                let error = Error::comm(self.op, error, self.site);
-                *state = State::Failed(error.clone());
-                Err(error)
-            }
-        }
+            outcome => outcome.map(drop),
+        };
+        outcome.map(|()| true).map_err(|error| {
+            let error = Error::comm(self.op, error, self.site);
+            self.state.replace(State::Failed(error.clone()));
+            error
+        })
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        if let State::Flying(pending, world) = self.state.get_mut() {
+        if let State::Flying(pending, world, _) = self.state.get_mut() {
             world.note_unwaited(self.op, self.site);
             if let Some(error) = pending.unseen_error() {
                 world.report(&Error::comm(self.op, error, self.site), consort_comm::UNSEEN_NOTE);

@@ -276,6 +276,12 @@ impl Mesh {
         self.world.start_progress_threads()
     }
 
+    /// For tests: progress threads start without cores for them.
+    #[doc(hidden)]
+    pub fn force_progress_threads(&self) {
+        self.world.all().into_iter().for_each(|all| all.force_progress_threads());
+    }
+
     /// Warm-up: calls compiled functions so that they are compiled and their memory is allocated before timed steps.
     /// All ranks must do so together, with arguments like those of real steps. The calls are not counted, and no rank
     /// returns before all are done.

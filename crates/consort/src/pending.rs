@@ -51,7 +51,10 @@ impl<T> Pending<T> {
         Ok(self.gives)
     }
 
-    /// Whether all operations have completed; advances them, and never blocks.
+    /// Whether all operations have completed; advances them, and never blocks. Fails if another rank has failed or left.
+    ///
+    /// All tests of an operation together may take as long as a wait: a loop that does nothing else ends at the deadline. Work
+    /// between them does not count, so that a program may look now and then for a message that comes much later.
     ///
     /// ```
     /// use consort::{Reduce, Tensor};

@@ -52,13 +52,13 @@ impl Storage {
 
     /// Whether no peer reads the range any more, or will be done sooner than a copy would take.
     fn is_writable(&self, range: Range<usize>) -> bool {
-        let Ok(mut part) = self.buffer.part(range) else { return false };
+        let Ok(part) = self.buffer.part(range) else { return false };
         if part.is_released() {
             return true;
         }
         // A copy takes about 1/4 ns per byte, and a peer that reads now is about as fast.
         let patience = Duration::from_micros(50) + Duration::from_nanos(part.len() as u64 / 4);
-        part.bytes_mut(from_now(patience)).is_ok()
+        part.is_released_by(from_now(patience))
     }
 
     /// Whether nobody but `owners` owners reads the range. Where the alternative is a copy, peers that still read are

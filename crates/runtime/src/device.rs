@@ -128,8 +128,13 @@ impl Device for Cpu {
                 &layout,
             )?);
         }
-        let mut out = to.write()?;
-        Ok(copy::copy_into(&threads, &view(from.dtype, from.layout, &from.read()?), &mut out, &layout)?)
+        let (mut out, bytes) = (to.write()?, from.read()?);
+        let from = view(from.dtype, from.layout, &bytes);
+        let copied = match to.layout.is_contiguous() {
+            true => copy::copy(&threads, &from, &mut out),
+            false => copy::copy_into(&threads, &from, &mut out, &layout),
+        };
+        copied.map_err(RunError::from)
     }
 
     fn zero(&self, to: &Stored<'_>) -> Result<(), RunError> {

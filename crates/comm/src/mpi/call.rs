@@ -6,7 +6,7 @@ use consort_types::{Dtype, Kind};
 
 use crate::engine::Given;
 use crate::error::CommError;
-use crate::mpi::compare::Comparison;
+use crate::mpi::compare::{Comparison, Envelope};
 use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
 use crate::mpi::span::Span;
@@ -42,6 +42,10 @@ pub(super) struct Call {
 pub(super) enum Stage {
     /// The members compare what they have called.
     Comparing(Comparison),
+    /// The members compare what they are about to run.
+    Agreeing(Envelope),
+    /// That was its whole reduction; it waits for its turn, and moves nothing.
+    Reduced,
     /// It waits for its turn.
     Ready,
     /// Its data move.

@@ -1,6 +1,11 @@
 //! Whether the members make the same call, where that is checked: in debug builds, or as `CONSORT_CHECK` says. Each then
 //! tells all others what it calls, and its data begin to move only when all agree: a call takes one small gather more,
 //! about as long as a small call. A common result of a broadcast is always compared: only the root knows its size.
+//!
+//! What members agree on is compared in every build: to make groups and to compile functions by the same gather, since both
+//! are rare, and before a compiled call by its envelope.
+
+use consort_types::{Digest, Dtype, Reduce};
 
 use crate::error::{CommError, Parties};
 use crate::mpi::comm::Comm;
@@ -9,6 +14,7 @@ use crate::mpi::error::MpiError;
 use crate::mpi::flight::Flight;
 use crate::mpi::span::Span;
 use crate::op::Key;
+use crate::shm::buffer::Buffer;
 
 /// The bytes that a member tells: three words, then two texts.
 const RECORD: usize = 320;
@@ -72,5 +78,57 @@ impl Comparison {
         }
         let (difference, group) = (first.difference(other), group.recorder.group_name().to_string());
         Some(CommError::Mismatch { call: number, group, difference, parties: parties.list() })
+    }
+}
+
+/// The bytes of an envelope that are reduced with the digest. Those of ranks without roles have no more.
+const WORDS_BESIDE: usize = 16;
+
+/// The envelope of a compiled call, which is a max-reduction of words, where calls are not compared: a digest of the call, its
+/// complement, and the first words. All members have the same digest exactly if both come back unchanged. Its length
+/// is fixed, so that members whose envelopes differ in length find that out too.
+pub(super) struct Envelope {
+    flight: Flight,
+    pair: [u64; 2],
+}
+
+/// What an envelope has reduced.
+pub(super) enum Reduced {
+    /// All words.
+    All,
+    /// The first ones, of more.
+    Some,
+    /// Nothing: the members make different calls.
+    Differs,
+}
+
+impl Envelope {
+    pub(super) fn start(comm: &Comm, key: Key, operand: &Buffer) -> Result<Envelope, MpiError> {
+        let mut digest = Digest::default();
+        digest.add_all([key.what, key.extra, key.bytes]);
+        let pair = [digest.get(), !digest.get()];
+        let mut bytes: Vec<u8> = pair.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let words = Span::of(operand);
+        bytes.extend(words.bytes().iter().take(WORDS_BESIDE));
+        bytes.resize(size_of_val(&pair) + WORDS_BESIDE, 0);
+        let flight = comm.all_reduce(Span::bytes_of(bytes), Dtype::I64, Reduce::Max)?;
+        Ok(Envelope { flight, pair })
+    }
+
+    pub(super) fn test(&mut self) -> Result<bool, MpiError> {
+        self.flight.test()
+    }
+
+    /// Writes the words that it has reduced to the operand, if the members make the same call.
+    pub(super) fn write(&self, operand: &Buffer) -> Reduced {
+        let (pair, words) = self.flight.span(0).bytes().split_at(size_of_val(&self.pair));
+        if pair != self.pair.map(u64::to_le_bytes).as_flattened() {
+            return Reduced::Differs;
+        }
+        if operand.len() > WORDS_BESIDE {
+            return Reduced::Some;
+        }
+        Span::of(operand).bytes_mut().copy_from_slice(&words[..operand.len()]);
+        Reduced::All
     }
 }

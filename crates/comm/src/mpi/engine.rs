@@ -16,19 +16,19 @@ use smallvec::SmallVec;
 
 use crate::CommError;
 use crate::engine::{AnyEngine, Checked, Engine, Given, Made, Offer, Said, Ticket};
-use crate::error::{Operation, Side};
+use crate::error::Side;
 use crate::event::EventKind;
 use crate::flight_record::FlightRecord;
 use crate::message::Parcel;
-use crate::mpi::call::{Call, Stage};
+use crate::mpi::call::{Call, Moves, Stage};
 use crate::mpi::comm::Comm;
-use crate::mpi::compare::Comparison;
+use crate::mpi::compare::{Comparison, Envelope, Reduced};
 use crate::mpi::error::MpiError;
 use crate::mpi::groups;
 use crate::mpi::job::Job;
 use crate::mpi::state::State;
 use crate::mpi::transfers::Transfers;
-use crate::op::{AGREEMENT, describe};
+use crate::op::AGREEMENT;
 use crate::recorder::{CallRecord, CallText, Recorder, Tape, read_segment};
 use crate::settings::Settings;
 use crate::shm::buffer::{Access, Buffer, claim_all};
@@ -38,12 +38,7 @@ use crate::shm::heap::Heap;
 use crate::unseen::{UNSEEN_NOTE, forget_trouble, report_unseen, trouble};
 
 /// How often a waiting member tests before it lets others run.
-const LOOKS: usize = 200;
-/// After this a waiting member sleeps a little between tests.
-const BUSY: Duration = Duration::from_millis(20);
-const NAP: Duration = Duration::from_micros(50);
-/// How long a message may be on its way after its sender has left.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
+pub(super) const LOOKS: usize = 200;
 
 /// One member's side of a group over MPI.
 pub(crate) struct MpiGroup {
@@ -149,11 +144,22 @@ impl MpiGroup {
                 }
                 call.stage = Stage::Ready;
             }
-            if state.begun == index && matches!(call.stage, Stage::Ready) {
+            if let Stage::Agreeing(envelope) = &mut call.stage
+                && envelope.test()?
+            {
+                call.stage = match envelope.write(&call.buffers[0]) {
+                    Reduced::All => Stage::Reduced,
+                    Reduced::Some => Stage::Ready,
+                    Reduced::Differs => Stage::Comparing(self.comparison(call)?),
+                };
+            }
+            if state.begun == index && matches!(call.stage, Stage::Ready | Stage::Reduced) {
                 let (comm, heap, tag) = (&self.data, &self.heap, self.tag);
                 let most = self.job.options().most;
                 let transfers = Transfers { comm, heap, tag, most, moves: Default::default() };
-                call.stage = Stage::Moving(transfers.begin(call)?);
+                let is_reduced = matches!(call.stage, Stage::Reduced);
+                call.stage =
+                    Stage::Moving(if is_reduced { Moves::default() } else { transfers.begin(call)? });
                 state.begun += 1;
             }
             if let Stage::Moving(moves) = &mut call.stage
@@ -168,6 +174,27 @@ impl MpiGroup {
         }
         state.forget();
         Ok(())
+    }
+
+    /// Starts to compare a call with those of the other members.
+    fn comparison(&self, call: &Call) -> Result<Comparison, MpiError> {
+        let (segment, named) = (self.heap.segment(), !call.text.name.is_empty());
+        let text = if named { call.text.text(segment) } else { String::new() };
+        Comparison::start(&self.check, call.key, &text, &call.site.text(segment))
+    }
+
+    /// How a call begins: what members agree on is compared in every build, all else as `CONSORT_CHECK` says.
+    fn first_stage(&self, call: &Call, is_agreement: bool) -> Result<Stage, MpiError> {
+        let Call { op, key, .. } = call;
+        let is_envelope = is_agreement && op.kind == Kind::AllReduce;
+        if self.is_checked() || is_agreement && !is_envelope || key.is_common() && op.kind == Kind::Broadcast
+        {
+            return self.comparison(call).map(Stage::Comparing);
+        }
+        match is_envelope {
+            true => Envelope::start(&self.check, *key, &call.buffers[0]).map(Stage::Agreeing),
+            false => Ok(Stage::Ready),
+        }
     }
 
     /// The error of a member that sent another number of bytes than this one expects of it.
@@ -191,70 +218,13 @@ impl MpiGroup {
         Ok(())
     }
 
-    fn is_over(&self, ticket: Ticket) -> bool {
+    pub(super) fn is_over(&self, ticket: Ticket) -> bool {
         let state = self.state.borrow();
         match ticket {
             Ticket::Call(number) => state.call(number).is_none_or(Call::is_finished),
             Ticket::Batch(number) => state.batches.get(&number).is_none_or(|batch| batch.is_finished()),
             Ticket::Over => true,
         }
-    }
-
-    /// Waits until something is over, at most until a deadline.
-    fn wait_for(&self, ticket: Option<Ticket>, until: Instant) -> Result<(), CommError> {
-        let (start, mut looks, mut left_at) = (Instant::now(), 0, None);
-        let is_over = || ticket.map_or(!self.is_busy(), |ticket| self.is_over(ticket));
-        loop {
-            self.advance()?;
-            if is_over() {
-                return Ok(());
-            }
-            looks += 1;
-            if looks < LOOKS && self.job.cores().one_each() {
-                continue;
-            }
-            let now = Instant::now();
-            groups::advance_others(self).map_err(|error| self.fail(error))?;
-            self.job.look(now).map_err(|error| self.fail(error.into()))?;
-            if let Some(cause) = self.job.cause() {
-                return Err(self.fail(super::failure::elsewhere(&cause)));
-            }
-            let (what, members, call) = self.awaited(ticket);
-            if let Some(error) = self.departed(what.clone(), &members, call)
-                && (call.is_some() || now > *left_at.get_or_insert(now) + ON_ITS_WAY)
-            {
-                return Err(self.fail(error));
-            }
-            if now >= until {
-                let error = self.late(what, &members, call);
-                return Err(self.fail(error));
-            }
-            if now < start + BUSY { thread::yield_now() } else { thread::sleep(NAP) }
-        }
-    }
-
-    /// What is awaited, of which members, and its number if it is a call.
-    fn awaited(&self, ticket: Option<Ticket>) -> (Operation, Vec<usize>, Option<u64>) {
-        let state = self.state.borrow();
-        let others = || (0..self.ranks.len()).filter(|member| *member != self.data.rank()).collect();
-        let call = |call: &Call| {
-            let text = call.text.text(self.heap.segment());
-            let what = if call.text.name.is_empty() { describe(call.key.what) } else { text };
-            let group = self.recorder.group_name().to_string();
-            (Operation::Call { what, number: call.number, group }, others(), Some(call.number))
-        };
-        let found = match ticket {
-            Some(Ticket::Call(number)) => state.call(number).map(call),
-            Some(Ticket::Batch(number)) => {
-                state.batches.get(&number).map(|batch| (Operation::Exchange, batch.open(), None))
-            }
-            Some(Ticket::Over) => None,
-            None => state.calls.iter().find(|call| !call.is_finished()).map(call),
-        };
-        found.unwrap_or_else(|| {
-            let open = state.batches.values().flat_map(|batch| batch.open()).collect();
-            (Operation::Exchange, open, None)
-        })
     }
 }
 
@@ -315,12 +285,7 @@ impl Engine for MpiGroup {
             is_abandoned,
         };
         call.event = self.recorder.call(EventKind::Start, call.record(), site);
-        if self.is_checked() || common && op.kind == Kind::Broadcast {
-            let segment = self.heap.segment();
-            let text = if text.name.is_empty() { String::new() } else { text.text(segment) };
-            let comparison = Comparison::start(&self.check, key, &text, &site.text(segment));
-            call.stage = Stage::Comparing(comparison.map_err(|error| self.fail(error.into()))?);
-        }
+        call.stage = self.first_stage(&call, note.is_agreement).map_err(|error| self.fail(error.into()))?;
         self.state.borrow_mut().calls.push_back(call);
         self.advance().map_err(|error| self.give(error))?;
         Ok(Ticket::Call(number))
@@ -348,22 +313,23 @@ impl Engine for MpiGroup {
     }
 
     fn poll(&self) -> Result<(), CommError> {
-        self.advance().map_err(|error| self.give(error))
+        let polled = self.advance().and_then(|()| if self.is_busy() { self.heed() } else { Ok(()) });
+        polled.map_err(|error| self.give(error))
     }
 
     fn test(&self, ticket: Ticket) -> Result<bool, CommError> {
-        if self.is_over(ticket) {
-            return Ok(true);
-        }
-        self.poll()?;
-        Ok(self.is_over(ticket))
+        let tested = match self.advance_to(ticket) {
+            Ok(false) => self.look_around(ticket),
+            tested => tested,
+        };
+        tested.map_err(|error| self.give(error))
     }
 
     fn finish_soon(&self, ticket: Ticket) -> Result<Option<Given>, CommError> {
         // Most small operations end here, and cost neither a clock nor an event of a wait.
         let looks = if self.job.cores().one_each() { LOOKS } else { 1 };
         for _ in 0..looks {
-            if self.test(ticket)? {
+            if self.advance_to(ticket).map_err(|error| self.give(error))? {
                 return Ok(self.take(ticket));
             }
         }
@@ -376,7 +342,7 @@ impl Engine for MpiGroup {
         until: impl FnOnce() -> Instant,
         site: &'static Location<'static>,
     ) -> Result<(), CommError> {
-        if self.test(ticket)? {
+        if self.advance_to(ticket).map_err(|error| self.give(error))? {
             return Ok(());
         }
         let record = match ticket {
@@ -396,7 +362,7 @@ impl Engine for MpiGroup {
     }
 
     fn release(&self, ticket: Ticket, until: impl FnOnce() -> Instant) -> Result<(), CommError> {
-        if self.test(ticket)? {
+        if self.advance_to(ticket).map_err(|error| self.give(error))? {
             return Ok(());
         }
         self.wait_for(Some(ticket), until()).map_err(|error| self.give(error))

@@ -90,7 +90,11 @@ impl MpiError {
             MpiError::Count { library, launched, known } => {
                 let headline =
                     (format!("{launched} ranks, as many as the launcher started"), format!("{known}"));
-                Failure::new(headline).note(format!("{library} is not the MPI of the launcher")).note(NAME_IT)
+                let other = format!(
+                    "{library} is not the MPI of the launcher, or the launcher did not tell it of the \
+                                     ranks: under Slurm, start with `srun --mpi=pmix`"
+                );
+                Failure::new(headline).note(other).note(NAME_IT)
             }
             MpiError::Thread { library } => Failure::new(("the thread that initialised MPI", "another one"))
                 .note(format!(

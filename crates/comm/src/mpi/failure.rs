@@ -102,6 +102,19 @@ impl MpiGroup {
         CommError::Deadline { what: what.into(), doing: sides(&missing, &answers), missing }
     }
 
+    /// The error of what is in flight, if it will never be over.
+    pub(super) fn failure(&self) -> Option<CommError> {
+        let failed = self.state.borrow().failed.clone();
+        failed.or_else(|| self.heed().err()).map(|error| self.give(error))
+    }
+
+    /// The error of what is in flight, which is late: the group fails with it.
+    pub(super) fn late_error(&self) -> CommError {
+        let (what, members, call) = self.awaited(None);
+        let error = self.late(what, &members, call);
+        self.give(self.fail(error))
+    }
+
     /// The error of a member that has left without what is awaited of it.
     pub(super) fn departed(
         &self,

@@ -52,6 +52,16 @@ pub(crate) fn look() -> Result<(), CommError> {
     groups().iter().try_for_each(|group| group.look())
 }
 
+/// The error of something in flight that will never be over, since a rank has stopped.
+pub(crate) fn failure() -> Option<CommError> {
+    groups().iter().filter(|group| group.is_busy()).find_map(|group| group.failure())
+}
+
+/// The error of something in flight that is late, if anything is.
+pub(crate) fn late() -> Option<CommError> {
+    groups().iter().find(|group| group.is_busy()).map(|group| group.late_error())
+}
+
 /// What this rank's flight recorder holds, if it has a group.
 pub(crate) fn tape() -> Option<Tape> {
     groups().first().and_then(|group| group.tape())

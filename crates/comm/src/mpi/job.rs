@@ -1,6 +1,6 @@
 //! What the ranks of a job tell one another over MPI besides data: that one has failed or left, and who is late.
 //!
-//! A rank reads its notices while it waits, and at no other time. One that computes, is stopped or is dead does not
+//! A rank reads its notices while it waits or tests, and at no other time. One that computes, is stopped or is dead does not
 //! answer a question, and so is named.
 
 use std::cell::{Cell, RefCell};
@@ -184,6 +184,11 @@ impl Job {
         self.mailbox.borrow().left.get(&(group, rank)).copied()
     }
 
+    /// Whether any rank has left a group.
+    pub(super) fn has_left(&self, group: u64) -> bool {
+        self.mailbox.borrow().left.range((group, 0)..=(group, usize::MAX)).next().is_some()
+    }
+
     /// Reads notices, if it is time to, and answers questions.
     pub(super) fn look(&self, now: Instant) -> Result<(), MpiError> {
         if self.control.size() == 1 || self.looked.get().is_some_and(|before| now < before + LOOK) {
@@ -332,6 +337,11 @@ impl Job {
         self.look_for(LAST, |mailbox| mailbox.sending.is_empty());
     }
 
+    /// The others get a moment for their own errors: the first process to end may end all.
+    fn linger(&self, until: Instant) {
+        self.look_for(until.saturating_duration_since(Instant::now()), |_| false);
+    }
+
     /// Prints what the flight recorders of the ranks hold, if no lower rank has stopped, which does so.
     fn report(&self) {
         let ranks: Vec<usize> = (0..self.control.size()).collect();
@@ -421,16 +431,15 @@ impl fmt::Debug for Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if self.has_stopped.get() || self.cause().is_some() || thread::panicking() {
-            // Others may be gone, so MPI cannot be ended in an orderly way. They get a moment for their own errors.
+            // Others may be gone, so MPI cannot be ended in an orderly way.
             let until = Instant::now() + LINGER;
             if self.has_stopped.get() {
                 self.report();
             }
-            self.look_for(until.saturating_duration_since(Instant::now()), |_| false);
-            return;
+            return self.linger(until);
         }
         if self.close(from_now(self.deadline)).is_err() {
-            return;
+            return self.linger(Instant::now() + LINGER);
         }
         // An error of the last call of all concerns nobody any more.
         let _ = self.mpi.finalize(self.deadline);

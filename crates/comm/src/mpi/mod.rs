@@ -6,7 +6,7 @@
 //!   call is in flight, and with a limit for those that block;
 //! - `job`, `tape`: what the ranks tell one another besides data: settings, errors, who is late, flight recorders;
 //! - `options`: what the environment says of this engine;
-//! - `engine`, `state`, `call`, `transfers`, `compare`, `mail`: the operations of a group;
+//! - `engine`, `state`, `call`, `transfers`, `compare`, `mail`, `waiting`: the operations of a group;
 //! - `failure`: what ends a group, and whom it blames;
 //! - `groups`: the groups of a thread, which advance together;
 //! - `world`: how a launcher's process becomes a rank.
@@ -30,6 +30,7 @@ mod state;
 mod tape;
 mod transfers;
 mod user_ops;
+mod waiting;
 mod watchdog;
 pub(crate) mod world;
 

@@ -19,7 +19,7 @@ use consort_types::{Failure, Space, overlaps};
 use crate::CommError;
 use crate::shm::heap::{Heap, LINE};
 use crate::shm::lease::{Lease, Leases};
-use crate::shm::releasing::wait_for_release;
+use crate::shm::releasing::{Until, wait_for_release};
 use crate::shm::segment::outside;
 use crate::small_list::SmallList;
 
@@ -302,9 +302,14 @@ impl Buffer {
     /// `until`.
     pub fn bytes_mut(&mut self, until: Instant) -> Result<BytesMut<'_>, CommError> {
         if !self.is_released() {
-            self.wait_for_release(until)?;
+            self.wait_for_release(Until::Deadline(until))?;
         }
         self.try_bytes_mut()
+    }
+
+    /// Whether it is released, or will be by then: for a caller that can do something else instead. Nothing fails.
+    pub fn is_released_by(&self, patience: Instant) -> bool {
+        self.is_released() || self.wait_for_release(Until::Patience(patience)).is_ok()
     }
 
     /// The bytes for writing; an error while anything in flight touches them or a peer may read them. Never blocks.
@@ -320,7 +325,7 @@ impl Buffer {
         Ok(BytesMut { block, range })
     }
 
-    fn wait_for_release(&self, until: Instant) -> Result<(), CommError> {
+    fn wait_for_release(&self, until: Until) -> Result<(), CommError> {
         let block = self.block();
         let range = self.range();
         let mine = |leased: &&Leased| overlaps(&leased.range, &range);

@@ -43,7 +43,7 @@ impl Shm {
         Made { engine: AnyEngine::Shm(shm), me, ranks }
     }
 
-    pub(crate) fn force_progress_thread(&self) -> bool {
+    fn start_thread(&self) -> bool {
         let Some(thread) = ProgressThread::start(&self.members, &self.alarm) else { return false };
         // If there is one already, the new one ends at once.
         let _ = self.progress_thread.set(thread);
@@ -102,7 +102,7 @@ impl Engine for Shm {
 
     // Without a core besides one for each rank on this host, a thread would only take turns with the ranks.
     fn start_progress_thread(&self) -> bool {
-        self.cores.two_each() && self.force_progress_thread()
+        (self.cores.two_each() || self.settings.forced_threads.get()) && self.start_thread()
     }
 
     fn poll(&self) -> Result<(), CommError> {
@@ -111,7 +111,7 @@ impl Engine for Shm {
 
     fn test(&self, ticket: Ticket) -> Result<bool, CommError> {
         let waiter = Waiter { inner: self, what: ticket.into() };
-        waiter.poll().map_err(|stop| self.give(*stop))
+        waiter.test().map_err(|stop| self.give(*stop))
     }
 
     #[inline(always)]

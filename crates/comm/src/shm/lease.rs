@@ -45,6 +45,14 @@ impl Lease {
         }
     }
 
+    /// Whether it is of a call in which the part of this rank is not done.
+    pub(crate) fn is_in_flight(&self, rank: usize) -> bool {
+        match self {
+            Lease::Call(rows, call) => rows.iter().any(|row| row.rank == rank && row.done() <= *call),
+            Lease::Mail(..) | Lease::Common(..) | Lease::Row(..) | Lease::Late(..) => false,
+        }
+    }
+
     /// Somebody asks for the release.
     pub(crate) fn ask(&self) {
         if let Lease::Late(_, _, asked) = self {

@@ -116,7 +116,8 @@ mod tests {
     #[test]
     fn a_reduction_goes_on_while_its_rank_does_something_else() {
         spawn_with_heap(3, 64 << 20, |group| {
-            assert!(group.shm().unwrap().force_progress_thread());
+            group.force_progress_threads();
+            assert!(group.start_progress_thread());
             let until = Instant::now() + Duration::from_secs(20);
             for round in 0..20 {
                 let count = 50_000 + round * 997;
@@ -144,7 +145,8 @@ mod tests {
     fn after_a_deadline_nothing_writes_to_the_callers_buffer() {
         let step = AtomicUsize::new(0);
         spawn_with_heap(2, 64 << 20, |group| {
-            group.shm().unwrap().force_progress_thread();
+            group.force_progress_threads();
+            assert!(group.start_progress_thread());
             let len = 8 << 20;
             let buffer = group.heap().alloc_from(&vec![1u8; len]).expect("it is there");
             if group.rank() == 0 {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::CommError;
+use crate::all_groups;
 use crate::engine::Ticket;
 use crate::error::Operation;
 use crate::shm::buffer::busy;
@@ -12,20 +13,31 @@ use crate::shm::heap::Heap;
 use crate::shm::lease::Lease;
 use crate::shm::progress::{BUSY, Shm, cause_of};
 use crate::shm::row::Word;
-use crate::shm::siblings::{self, advance_all};
+use crate::shm::siblings;
 use crate::shm::status::{WaitKind, Waits};
 use crate::shm::waiter::spin;
 use crate::shm::waiting::Watch;
+
+/// When a wait for a release ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// At the deadline of what is in flight, which then fails.
+    Deadline(Instant),
+    /// When its caller does something else instead: nothing fails.
+    Patience(Instant),
+}
 
 /// Waits until `bytes` bytes are released, at most until a deadline; `lease` gives a lease that is still held.
 pub(crate) fn wait_for_release(
     heap: &Arc<Heap>,
     bytes: usize,
-    until: Instant,
+    until: Until,
     is_released: impl Fn() -> bool,
     lease: impl Fn() -> Option<Lease>,
 ) -> Result<(), CommError> {
-    let start = Instant::now();
+    let (start, is_patient) = (Instant::now(), matches!(until, Until::Patience(_)));
+    let (Until::Deadline(until) | Until::Patience(until)) = until;
+    let late = || if is_patient { None } else { all_groups::late() };
     let mut watch = Watch::new(heap.ranks(), start);
     let spin_until = heap.spins().then(|| start + spin(bytes));
     while !is_released() {
@@ -34,7 +46,7 @@ pub(crate) fn wait_for_release(
             continue;
         }
         // The release may need this member's part of a call, or be its own call queued behind others.
-        let goes_on = advance_all();
+        let goes_on = all_groups::advance_all();
         let lease = lease();
         if is_released() {
             break;
@@ -45,8 +57,11 @@ pub(crate) fn wait_for_release(
         let now = Instant::now();
         let Some(lease) = lease else {
             // An operation of this rank, which may wait for any member.
+            if !is_patient && let Some(error) = all_groups::failure() {
+                return Err(error);
+            }
             if now >= until {
-                return Err(busy());
+                return Err(late().unwrap_or_else(busy));
             }
             std::thread::sleep(Duration::from_micros(20));
             continue;
@@ -56,7 +71,9 @@ pub(crate) fn wait_for_release(
         }
         let Some(row) = lease.holder() else { continue };
         if now >= until {
-            return Err(CommError::Leased { rank: row.rank });
+            // As long as this rank's own part is not done, it may wait for others than those that read.
+            let late = if lease.is_in_flight(heap.ranks().me) { late() } else { None };
+            return Err(late.unwrap_or(CommError::Leased { rank: row.rank }));
         }
         let (number, missing) = (0, [row.rank]);
         let (site, text, group) = Default::default();
@@ -92,7 +109,7 @@ impl Shm {
             return Ok(());
         }
         let lease = || if let Ticket::Call(number) = ticket { self.lease_of(number) } else { None };
-        wait_for_release(&self.heap, 0, until(), || self.is_released(ticket), lease)
+        wait_for_release(&self.heap, 0, Until::Deadline(until()), || self.is_released(ticket), lease)
             .map_err(|error| self.give(error))
     }
 

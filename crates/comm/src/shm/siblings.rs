@@ -8,6 +8,7 @@ use std::rc::{Rc, Weak};
 use crate::CommError;
 use crate::error::Stop;
 use crate::shm::progress::Shm;
+use crate::shm::waiter::{Waiter, What};
 use crate::sync::thread_local;
 
 thread_local! {
@@ -59,17 +60,15 @@ pub(crate) fn advance_others(but: &Shm) -> Result<bool, Stop> {
 
 /// Advances all; true if something is still in flight. A group keeps its error for the next wait on it.
 pub(crate) fn advance_all() -> bool {
-    groups(None).iter().fold(crate::mpi::groups::advance_all(), |busy, group| {
+    groups(None).iter().fold(false, |busy, group| {
         let mut state = group.state();
         let _ = group.advance(&mut state);
         busy | state.is_busy()
     })
 }
 
-/// Fails if another rank of one of the groups has failed, and the program does not know of it yet: for a program that
-/// computes for long and waits for nobody. Advances nothing, and never blocks for long.
-pub fn look() -> Result<(), CommError> {
-    crate::mpi::groups::look()?;
+/// Fails if another rank of one of the groups has failed, and the program does not know of it yet.
+pub(crate) fn look() -> Result<(), CommError> {
     groups(None).iter().try_for_each(|group| {
         let failed = group.state().failed.is_some();
         if !failed && let Some(error) = group.elsewhere() {
@@ -77,6 +76,32 @@ pub fn look() -> Result<(), CommError> {
         }
         group.unseen_error().map_or(Ok(()), |error| Err(group.give(error)))
     })
+}
+
+/// Those that have something in flight. What was in flight on one that failed is over: its buffers are free.
+fn in_flight() -> impl Iterator<Item = Rc<Shm>> {
+    let is_busy = |group: &Rc<Shm>| {
+        let state = group.state();
+        state.failed.is_none() && state.is_busy()
+    };
+    groups(None).into_iter().filter(is_busy)
+}
+
+/// The error of something in flight that will never be over, since a rank has stopped.
+pub(crate) fn failure() -> Option<CommError> {
+    in_flight().find_map(|group| {
+        let error = group.elsewhere()?;
+        let error = group.fail(&mut group.state(), error);
+        Some(group.give(error))
+    })
+}
+
+/// The error of something in flight that is late, if anything is.
+pub(crate) fn late() -> Option<CommError> {
+    let group = in_flight().next()?;
+    let error = Waiter { inner: &group, what: What::Leaving }.late();
+    let error = group.fail(&mut group.state(), error);
+    Some(group.give(error))
 }
 
 /// How often messages were posted or completed, on all groups of this thread but one.

@@ -125,14 +125,8 @@ impl Waiter<'_> {
                 continue;
             }
             let busy = siblings::advance_others(inner).map_err(|stop| self.fail(*stop))?;
-            if let Some(error) = inner.elsewhere() {
-                return Err(self.fail(error));
-            }
-            if let Some(row) = self.left() {
-                if self.poll()? {
-                    return Ok(());
-                }
-                return Err(self.fail(self.departed(row)));
+            if self.check_members()? {
+                return Ok(());
             }
             if matches!(self.what, What::Leaving)
                 && let Some(error) = inner.forgotten()
@@ -164,6 +158,24 @@ impl Waiter<'_> {
                 None => yield_now(),
             }
         }
+    }
+
+    /// Advances what is in flight on all groups; true if it is over. Fails if it never will be.
+    pub(crate) fn test(&self) -> Result<bool, Stop> {
+        if self.poll()? {
+            return Ok(true);
+        }
+        siblings::advance_others(self.inner).map_err(|stop| self.fail(*stop))?;
+        self.check_members()
+    }
+
+    /// Fails if another member has failed, or has left without what is awaited of it. True if it is over after all.
+    fn check_members(&self) -> Result<bool, Stop> {
+        if let Some(error) = self.inner.elsewhere() {
+            return Err(self.fail(error));
+        }
+        let Some(row) = self.left() else { return Ok(false) };
+        if self.poll()? { Ok(true) } else { Err(self.fail(self.departed(row))) }
     }
 
     /// Fails the group with this error.
@@ -355,7 +367,8 @@ impl Waiter<'_> {
         Some(Side { rank: mine.rank, what, site })
     }
 
-    fn late(&self) -> CommError {
+    /// The error of members that have not done their part in time.
+    pub(crate) fn late(&self) -> CommError {
         let missing = self.missing_ranks(&self.missing_members());
         let ranks = self.inner.heap.ranks();
         let culprits = culprits(ranks, &missing);

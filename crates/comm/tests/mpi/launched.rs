@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{env, fs, process};
 
-use super::ranks::RANK;
+use super::ranks::{PROGRAM, RANK};
 
 /// Other mpiruns than those of the system: `PROGRAM` or `PROGRAM=LIBRARY`, separated by commas. All of them must be there.
 const VARIABLE: &str = "CONSORT_TEST_MPI";
@@ -142,6 +142,31 @@ pub(crate) fn launchers() -> (Vec<Launcher>, Vec<&'static str>) {
     let found = both.iter().filter_map(|(program, family)| Some(launcher(program, (*family)?, None)));
     let lacks = both.iter().filter(|(_, family)| family.is_none()).map(|(program, _)| *program);
     (found.collect(), lacks.collect())
+}
+
+/// A program in C that starts MPI, makes one call, prints what it gives, and ends with its input.
+const MPI_ONLY: &str = "#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    int one = 1, sum = 0;
+    MPI_Init(&argc, &argv);
+    MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf(\"%d\\n\", sum);
+    fflush(stdout);
+    while (getchar() != EOF) {}
+    return MPI_Finalize();
+}
+";
+
+/// Runs ranks that do nothing but start MPI; `None` if the launcher has no compiler beside it.
+pub(crate) fn run_mpi_only(launcher: &Launcher, n: usize) -> Option<Ran> {
+    let folder = Folder::new();
+    let (source, program) = (folder.0.join("mpi_only.c"), folder.0.join("mpi_only"));
+    fs::write(&source, MPI_ONLY).unwrap();
+    let mut compiler = Command::new(launcher.program.replace("mpirun", "mpicc"));
+    let compiled = compiler.arg(&source).arg("-o").arg(&program).output().ok()?;
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Some(run(launcher, n, "mpi_only", &[(PROGRAM, &program.to_string_lossy())]))
 }
 
 /// What a rank told the test before it failed.

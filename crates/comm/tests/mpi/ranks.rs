@@ -1,8 +1,9 @@
 //! What a rank does in each test. If it gets an error, it tells the test which, and fails.
 
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, exit};
+use std::process::{self, Command, Stdio, exit};
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ mod large;
 
 /// The first argument of a rank.
 pub(crate) const RANK: &str = "__rank";
+/// The variable that names the program of `mpi_only`.
+pub(crate) const PROGRAM: &str = "CONSORT_TEST_PROGRAM";
 /// The deadline of calls that are late.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -107,6 +110,7 @@ pub(crate) fn run(name: &str, folder: &str) {
     let files = Files(PathBuf::from(folder));
     let outcome = match name {
         "never" if rank == 1 => return files.wait(|files| files.has("over")),
+        "mpi_only" => return mpi_only(rank, size, &files),
         // As if each rank had an environment of its own.
         "compares" if env::var_os("CONSORT_CHECK").is_none() => {
             let own = if rank == 1 { "1" } else { "0" };
@@ -132,6 +136,10 @@ pub(crate) fn run(name: &str, folder: &str) {
             }
         }
     };
+    if name == "tests_until_it_leaves" && rank == 2 {
+        // The first to end may end all others.
+        files.wait_for(&[0, 1]);
+    }
     if let Err((text, took, starved)) = outcome {
         println!("rank {rank} got: {text}");
         files
@@ -168,7 +176,7 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
                 group.all_reduce(group.heap().alloc_from(&[1]).unwrap(), Dtype::U8, Reduce::Sum).unwrap();
             assert_eq!(sum.wait(later()).unwrap()[0].bytes().unwrap()[0] as usize, size);
             println!("over {}", if world.mpi().is_some() { "MPI" } else { "shared memory" });
-            files.write(&format!("listens-{rank}"), &listening().join("\n"));
+            files.write(&format!("listens-{rank}"), &listening(process::id()).join("\n"));
         }
         "compares" | "cuts" | "never" => unreachable!("init fails"),
         "differs" => {
@@ -180,6 +188,13 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
             let recorded = group.flight_record();
             let divergence = recorded.divergence().map(|found| found.to_string()).unwrap_or_default();
             return Err((format!("{text}\nrecorded: {divergence}"), took, starved));
+        }
+        "lists" => {
+            let group = group(world);
+            let list = if rank == 2 { vec![1, 0, 2] } else { vec![0, 1, 2] };
+            let start = Instant::now();
+            let error = group.subgroup(&[list], later()).map(drop).unwrap_err();
+            return Err((error.to_string(), start.elapsed(), Duration::ZERO));
         }
         "settings" => {
             let start = Instant::now();
@@ -193,6 +208,58 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
                 return Err(("its own".to_string(), Duration::ZERO, Duration::ZERO));
             }
             return Err(failed(group.barrier(), later()));
+        }
+        // The others only test, and each has an operation in flight when rank 2 gives up, or leaves.
+        "tests_until_it_gives_up" | "tests_until_it_leaves" | "buffer_until_it_gives_up" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 2 {
+                files.wait(|files| files.has("started-0") && files.has("started-1"));
+                if name == "tests_until_it_leaves" {
+                    return Ok(());
+                }
+                world.abort("the reason of rank 2");
+                return Err(("its own".to_string(), Duration::ZERO, Duration::ZERO));
+            }
+            let operand = group.heap().alloc(1 << 16).unwrap();
+            let mut view = operand.clone();
+            let mut pending = match rank {
+                0 => group.recv(Message::new(2, 9, operand)),
+                _ => group.all_reduce(operand, Dtype::U8, Reduce::Sum),
+            }
+            .unwrap();
+            files.write(&format!("started-{rank}"), "");
+            let failed = outcome_of(later(), || match name {
+                "buffer_until_it_gives_up" => view.bytes_mut(later()).map(drop),
+                _ => tested(&mut pending),
+            });
+            return Err(failed.expect("an error"));
+        }
+        // It answers while it tests.
+        "tests_elsewhere" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 2 {
+                let room = group.heap().alloc(4).unwrap();
+                let mut pending = group.recv(Message::new(0, 9, room)).unwrap();
+                return Err(outcome_of(later(), || tested(&mut pending)).expect("an error"));
+            }
+            return Err(failed(group.barrier(), soon()));
+        }
+        "buffer_late" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 2 {
+                files.wait_for(&[0, 1]);
+                return Err(until_it_fails(&group));
+            }
+            let operand = group.heap().alloc(1 << 16).unwrap();
+            let mut view = operand.clone();
+            let pending = group.all_reduce(operand, Dtype::U8, Reduce::Sum).unwrap();
+            let until = soon();
+            let failed = outcome_of(until, || view.bytes_mut(until).map(drop)).expect("an error");
+            drop(pending);
+            return Err(failed);
         }
         "late" => {
             let group = group(world);
@@ -277,6 +344,12 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Tests an operation until it is over.
+fn tested(pending: &mut Pending) -> Result<(), CommError> {
+    while pending.test()?.is_none() {}
+    Ok(())
+}
+
 /// A rank that comes late may find the call of the others in flight, and complete it; the next one fails.
 fn until_it_fails(group: &Group) -> Failed {
     for _ in 0..3 {
@@ -308,9 +381,23 @@ fn advances(all: &Group) {
     println!("both groups advance");
 }
 
-/// The addresses on which this process listens, over any network.
-fn listening() -> Vec<String> {
-    let sockets = fs::read_dir("/proc/self/fd").unwrap().filter_map(|file| {
+/// A program in C in place of this rank, which starts MPI and makes one call.
+fn mpi_only(rank: usize, size: usize, files: &Files) {
+    let program = env::var_os(PROGRAM).unwrap();
+    let mut child =
+        Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut sum = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut sum).unwrap();
+    assert_eq!(sum.trim(), size.to_string());
+    files.write(&format!("listens-{rank}"), &listening(child.id()).join("\n"));
+    // It ends with its input.
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+/// The addresses on which a process listens, over any network.
+fn listening(process: u32) -> Vec<String> {
+    let sockets = fs::read_dir(format!("/proc/{process}/fd")).unwrap().filter_map(|file| {
         let name = fs::read_link(file.ok()?.path()).ok()?.to_string_lossy().into_owned();
         Some(name.strip_prefix("socket:[")?.strip_suffix(']')?.to_string())
     });

@@ -98,6 +98,32 @@ plan (rank 0, arg0: 0x8, out0: 0x8) {
     assert_eq!(error, "all_reduce: v0 lies elsewhere than the result, and the line has no `copy v0`");
 }
 
+#[test]
+fn a_start_must_name_its_leases_and_the_next_number_of_its_queue() {
+    let text = "mesh (tp: 2)
+
+func @f(v0: f32[2]{tp} @arg0+0x0) -> (f32[4], f32[4])
+plan (rank 0, arg0: 0x8, out0: 0x10, out1: 0x10) {
+    v1 = all_gather_start[dims=[0], over=tp] v0 : pending<f32[4]> @out0+0x0 queue tp #0 lease v0
+    v2 = all_gather_start[dims=[0], over=tp] v0 : pending<f32[4]> @out1+0x0 queue tp #1 lease v0
+    v3 = wait v1 : f32[4] @out0+0x0
+    v4 = wait v2 : f32[4] @out1+0x0
+    return v3, v4
+}
+";
+    let both = || floats(&[1.0, 2.0, 10.0, 20.0]);
+    assert_runs(text, &two(), 0, &[vec![both(), both()], vec![both(), both()]]);
+    for (from, to, error) in [
+        (" #0 lease v0", " #0", "all_gather: peers may read v0, and the line has no `lease v0`"),
+        (" queue tp #0", "", "all_gather: the line has no `queue`"),
+        ("queue tp #1", "queue tp #2", "all_gather: expected start #1 on its queue, got #2"),
+        // A number that was used before.
+        ("queue tp #1", "queue tp #0", "all_gather: expected start #1 on its queue, got #0"),
+    ] {
+        assert_eq!(lower_error(&text.replacen(from, to, 1)), error);
+    }
+}
+
 /// The error of lowering a plan.
 fn lower_error(text: &str) -> String {
     let program = parse(text, &OpTable::built_in()).unwrap().program;
