@@ -35,6 +35,11 @@ impl Drop for Temporary {
 }
 
 #[derive(Flatten, Clone)]
+struct Named {
+    w: Tensor,
+}
+
+#[derive(Flatten, Clone)]
 struct State {
     rows: Tensor,
     columns: Tensor,
@@ -212,6 +217,111 @@ fn what_differs_between_ranks_is_not_saved_as_whole() {
             assert!(error.contains("note: ") && error.contains("`Parts::split`"), "{error}");
         }
         assert!(Temporary::names(&folder.0).is_empty());
+    }
+}
+
+/// This rank's part of `whole`, which is split over tp along `dims[0]`, and each part over dp along `dims[1]`.
+fn split_twice(whole: &Tensor, mesh: &Mesh, dims: [usize; 2]) -> Result<Tensor> {
+    let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
+    let own = share(whole.shape()[dims[0]], tp.my_rank()?, tp.size());
+    let part = whole.narrow(dims[0], own.start, own.len())?;
+    let own = share(part.shape()[dims[1]], dp.my_rank()?, dp.size());
+    part.narrow(dims[1], own.start, own.len())?.contiguous()
+}
+
+#[test]
+fn shards_of_tensor_parallel_weights_are_saved_and_loaded() {
+    // The rows of tp are divided equally and not; of 10 rows each rank of tp has 5, and those of dp 2 and 3 of these.
+    for (rows, dims) in [(8, [0, 0]), (10, [0, 0]), (7, [0, 0]), (8, [1, 0]), (10, [0, 1]), (7, [1, 1])] {
+        for is_folder in [false, true] {
+            let folder = Temporary::new(&format!("twice-{rows}-{dims:?}-{is_folder}"));
+            let path = folder.0.join("state");
+            let numbers: Vec<f64> = (0..rows * 7).map(f64::from).collect();
+            let run = |axes: [(&str, usize); 2], saves: bool| {
+                let all = Init::new().axes(&axes).spawn(axes[0].1 * axes[1].1, |mesh| {
+                    let whole = Tensor::from_slice(&numbers, &[rows as usize, 7])?;
+                    let part = split_twice(&whole, &mesh, dims)?;
+                    let parts = Parts::whole(&part).split(&mesh.axis("tp")?, |_, _| Some(dims[0]))?;
+                    let parts = parts.split(&mesh.axis("dp")?, |_, _| Some(dims[1]))?;
+                    assert_eq!(parts.shapes(), [[rows as usize, 7]]);
+                    let checkpoint = checkpoint(&path, is_folder, &mesh);
+                    if saves {
+                        return checkpoint.save(&part, &parts, 1);
+                    }
+                    let loaded = checkpoint.load(&part.mul(0.0)?, &parts)?.0;
+                    assert_eq!(loaded.to_vec::<f64>()?, part.to_vec::<f64>()?);
+                    Ok(())
+                });
+                all.into_iter().for_each(|outcome| outcome.unwrap());
+            };
+            run([("dp", 2), ("tp", 2)], true);
+            for axes in [
+                [("dp", 2), ("tp", 2)],
+                [("dp", 1), ("tp", 1)],
+                [("dp", 1), ("tp", 3)],
+                [("dp", 3), ("tp", 1)],
+            ] {
+                run(axes, false);
+            }
+            if !is_folder {
+                let file = Tensor::load_safetensors(&path).unwrap();
+                assert_eq!(file[0].1.to_vec::<f64>().unwrap(), numbers);
+            }
+        }
+    }
+}
+
+#[test]
+fn shards_of_a_tensor_parallel_weight_are_parts_of_parts() {
+    let folder = Temporary::new("shards");
+    let path = folder.0.join("state");
+    let all = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+        let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
+        // Rows 0 to 4 on the first rank of tp, 5 to 9 on the other.
+        let first = 5 * tp.my_rank()?;
+        let own = Tensor::from_iter((first..first + 5).map(|i| i as f32))?;
+        let shards = Shards::of(&own, &dp)?;
+        let parts = Parts::whole(&shards).split(&tp, |_, _| Some(0))?.split(&dp, |_, _| Some(0))?;
+        Checkpoint::file(&path, &mesh).save(&shards, &parts, 1)?;
+        let loaded = Checkpoint::file(&path, &mesh).load(&shards, &parts)?.0;
+        loaded.rows.to_vec::<f32>()
+    });
+    let all: Vec<Vec<f32>> = all.into_iter().map(|rows| rows.unwrap()).collect();
+    assert_eq!(all, [vec![0.0, 1.0], vec![5.0, 6.0], vec![2.0, 3.0, 4.0], vec![7.0, 8.0, 9.0]]);
+    let file = Tensor::load_safetensors(&path).unwrap();
+    assert_eq!(file[0].1.to_vec::<f32>().unwrap(), (0..10).map(|i| i as f32).collect::<Vec<_>>());
+}
+
+#[test]
+fn parts_that_overlap_or_leave_gaps_are_refused() {
+    // Sizes of the parts of ranks (dp, tp), of which one split is left out: over tp, and over dp.
+    for (sizes, wanted) in [
+        (
+            [[2, 3], [3, 2]],
+            "`w`: expected parts without common elements, got [2] at [0] of rank 0 and [3] at [0] of rank 1",
+        ),
+        ([[1, 2], [2, 2]], "names, types and whole shapes must be the same"),
+    ] {
+        for is_folder in [false, true] {
+            let folder = Temporary::new(&format!("overlap-{}-{is_folder}", sizes[0][0]));
+            let path = folder.0.join("state");
+            let errors = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+                let (dp, tp) = (mesh.axis("dp")?, mesh.axis("tp")?);
+                let w = Tensor::ones(Dtype::F32, &[sizes[dp.my_rank()?][tp.my_rank()?]])?;
+                let state = Named { w };
+                let group = if sizes[0][0] == 2 { &dp } else { &tp };
+                let parts = Parts::whole(&state).split(group, |_, _| Some(0))?;
+                checkpoint(&path, is_folder, &mesh).save(&state, &parts, 1)
+            });
+            for error in errors {
+                let error = error.unwrap_err().to_string();
+                assert!(
+                    error.contains(wanted) && error.contains("`w`: ") && error.contains("note: "),
+                    "{error}"
+                );
+            }
+            assert!(Temporary::names(&folder.0).is_empty());
+        }
     }
 }
 

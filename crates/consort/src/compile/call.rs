@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::agree::{MISS, Meeting, digest_of};
 use super::graph::{Compared, Donated, Given, Graph, Planned};
-use super::guards::{self, Bound, Leaf, Pattern, Signature, leaves_of, setting_names};
+use super::guards::{self, Bound, Leaf, Pattern, Signature, leaf_names, leaves_of};
 use super::misfit::Misfit;
 use super::parts::{Outs, Part, check_declared, check_tensors, fill, has_fields, has_shapes, parts_of};
 use super::traced::Traced;
@@ -244,7 +244,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             Signature::new(&leaves, entries.sizes(&leaves), &self.options.dynamic, &world.mesh())
         };
         let agreed = || -> Result<(Pattern, Signatures)> {
-            let signatures = self.signatures(meeting, &own, stale.clone())?;
+            let signatures = self.signatures(meeting, (args, &own), stale.clone())?;
             let mut pattern = Signature::pattern(&leaves, &signatures.0, &world.mesh(), covered, true);
             pattern.roles_over = meeting.roles_over();
             Ok((pattern, signatures))
@@ -340,7 +340,9 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         site: Site,
     ) -> Option<Box<Failure>> {
         let world = World::current().ok()?;
-        let (entries, mesh, settings) = (self.entries.borrow(), world.mesh(), setting_names(args));
+        let settings =
+            leaf_names(args).into_iter().filter_map(|(name, is_setting)| is_setting.then_some(name));
+        let (entries, mesh, settings) = (self.entries.borrow(), world.mesh(), settings.collect::<Vec<_>>());
         let (mesh, settings) = (&*mesh, &settings[..]);
         let misfit = |entry: &Rc<Entry<R>>| {
             let (pattern, graph) = (&entry.pattern, entry.graph().map(|graph| &**graph));
@@ -369,7 +371,12 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
 
     /// The signatures of all ranks, or of all with the role of this one, and these ranks. Fails on all ranks if the kinds of
     /// arguments differ, or if one of them reports an error.
-    fn signatures(&self, meeting: &Meeting<'_>, own: &Signature, stale: Option<Error>) -> Result<Signatures> {
+    fn signatures(
+        &self,
+        meeting: &Meeting<'_>,
+        (args, own): (&A, &Signature),
+        stale: Option<Error>,
+    ) -> Result<Signatures> {
         let site = meeting.site;
         let Options { role, given_name, lockstep, .. } = &self.options;
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -407,7 +414,14 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
             let first = places.first().and_then(|place| all.get(*place));
             if places.iter().any(|place| all.get(*place).map(|one| &one.kinds) != first.map(|one| &one.kinds))
             {
-                let of = |place: &usize| all.get(*place).map(|one| one.kinds.join("\n"));
+                let names = leaf_names(args);
+                let part = |(at, kind): (usize, &String)| match names.get(at) {
+                    Some((name, _)) if !name.is_empty() => format!("`{name}` {kind}"),
+                    _ => kind.clone(),
+                };
+                let text =
+                    |one: &Signature| one.kinds.iter().enumerate().map(part).collect::<Vec<_>>().join("\n");
+                let of = |place: &usize| all.get(*place).map(text);
                 let texts: Vec<String> = places.iter().filter_map(of).collect();
                 return Err(meeting.difference(
                     (&places, &over),

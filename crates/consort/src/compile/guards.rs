@@ -141,19 +141,29 @@ pub(crate) fn leaves_of(args: &impl Flatten, covered: Axes) -> Vec<Leaf> {
     collect.0
 }
 
-/// The fields of the settings among the arguments, in order; empty for those in no field.
-pub(crate) fn setting_names(args: &impl Flatten) -> Vec<String> {
+/// The field of each leaf of the arguments, in order, and whether it is a setting; empty for those in no field.
+pub(crate) fn leaf_names(args: &impl Flatten) -> Vec<(String, bool)> {
     #[derive(Default)]
     struct Names {
-        names: Vec<String>,
+        names: Vec<(String, bool)>,
         path: Vec<String>,
     }
-    impl Visit for Names {
-        fn tensor(&mut self, _: &Tensor) {}
-        fn setting(&mut self, _: Static<'_>) {
+    impl Names {
+        fn leaf(&mut self, is_setting: bool) {
             // Places in lists and tuples are numbers.
             let field = self.path.iter().rev().find(|field| !field.starts_with(|c: char| c.is_ascii_digit()));
-            self.names.push(field.cloned().unwrap_or_default());
+            self.names.push((field.cloned().unwrap_or_default(), is_setting));
+        }
+    }
+    impl Visit for Names {
+        fn tensor(&mut self, _: &Tensor) {
+            self.leaf(false);
+        }
+        fn index(&mut self, _: &crate::Index) {
+            self.leaf(false);
+        }
+        fn setting(&mut self, _: Static<'_>) {
+            self.leaf(true);
         }
         fn enter(&mut self, field: &dyn Display) {
             self.path.push(field.to_string());

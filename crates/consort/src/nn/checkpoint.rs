@@ -130,7 +130,7 @@ impl Checkpoint {
             return Err(Error::of("checkpoint", failure.note("save and load between its calls"), site));
         }
         let shapes = |list: Vec<&[usize]>| format!("tensors of shapes {list:?}");
-        let expected: Vec<&[usize]> = parts.0.iter().map(|part| &part.own.shape[..]).collect();
+        let expected: Vec<&[usize]> = parts.list.iter().map(|part| &part.own.shape[..]).collect();
         let got: Vec<&[usize]> = tensors.iter().map(Tensor::shape).collect();
         match expected == got {
             true => Ok(()),
@@ -141,33 +141,31 @@ impl Checkpoint {
     /// Which ranks have which boxes. Fails on all ranks if tensors differ, if ranks have other elements of one box, by their
     /// digests, or if the boxes are not the whole tensors.
     fn owners(&self, parts: &Parts, digests: &[u64], site: Site) -> Result<Owners> {
-        let (mut names, mut mine) = (Digest::default(), Vec::new());
-        for (part, elements) in parts.0.iter().zip(digests) {
-            names.add_bytes(part.name.as_bytes());
-            names.add(part.dtype as u64);
-            names.add_all(part.whole.iter().map(|size| *size as u64));
+        let mut mine = Vec::new();
+        for (part, elements) in parts.list.iter().zip(digests) {
+            let mut form = Digest::default();
+            form.add_bytes(part.name.as_bytes());
+            form.add(part.dtype as u64);
+            form.add_all(part.whole.iter().map(|size| *size as u64));
             mine.extend(part.own.start.iter().chain(&part.own.shape).map(|number| *number as i64));
-            mine.push(*elements as i64);
+            mine.extend([*elements as i64, form.get() as i64]);
         }
-        mine.push(names.get() as i64);
         let bytes: Vec<u8> = mine.iter().flat_map(|number| number.to_le_bytes()).collect();
         let all = self.mesh.world.gather_bytes("compare the parts of a checkpoint", &bytes, site)?;
-        if all
-            .iter()
-            .any(|other| other.len() != bytes.len() || other[other.len() - 8..] != bytes[bytes.len() - 8..])
-        {
-            let failure = Failure::new("names, types and whole shapes must be the same on all ranks");
-            return Err(self
-                .fault(site)
-                .failed(failure.note("what is a part of a tensor must be declared with `Parts::split`")));
+        if all.iter().any(|other| other.len() != bytes.len()) {
+            return Err(self.fault(site).failed(other_form(None)));
         }
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
             bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
         };
         let ranks: Vec<Vec<i64>> = all.iter().map(numbers).collect();
         let (mut owners, mut at) = (Owners::new(), 0);
-        for part in &parts.0 {
+        for part in &parts.list {
             let n = part.whole.len();
+            let form = at + 2 * n + 1;
+            if ranks.iter().any(|numbers| numbers[form] != mine[form]) {
+                return Err(self.fault(site).failed(other_form(Some(&part.name))));
+            }
             let mut boxes: Vec<(usize, Boxed)> = Vec::new();
             for (rank, numbers) in ranks.iter().enumerate() {
                 let sizes = |from: usize| numbers[from..from + n].iter().map(|size| *size as usize).collect();
@@ -180,13 +178,8 @@ impl Checkpoint {
                     _ => {}
                 }
             }
-            at += 2 * n + 1;
-            let got: usize = boxes.iter().map(|(_, one)| one.numel()).sum();
-            let expected: usize = part.whole.iter().product();
-            if got != expected {
-                let message = (format!("parts of {expected} elements in all"), got.to_string());
-                return Err(self.fault(site).error_of(&format!("`{}`", part.name), message));
-            }
+            at = form + 1;
+            part.check_cover("rank", &boxes).map_err(|failure| self.fault(site).failed(failure))?;
             owners.push(boxes);
         }
         Ok(owners)
@@ -202,7 +195,7 @@ impl Checkpoint {
     ) -> Result<()> {
         let fault = self.fault(site);
         let wholes: Vec<_> =
-            parts.0.iter().map(|part| (&part.name[..], part.dtype, &part.whole[..])).collect();
+            parts.list.iter().map(|part| (&part.name[..], part.dtype, &part.whole[..])).collect();
         let (head, starts, length) = header(&fault, &wholes, Some(of_step(step)))?;
         let me = self.mesh.my_rank()?;
         let temporary = beside(&self.path);
@@ -214,7 +207,7 @@ impl Checkpoint {
         let all = || -> Result<()> {
             let file = OpenOptions::new().write(true).open(&temporary);
             let file = file.map_err(|error| fault.error(error.to_string()))?;
-            for (place, (tensor, part)) in tensors.iter().zip(&parts.0).enumerate() {
+            for (place, (tensor, part)) in tensors.iter().zip(&parts.list).enumerate() {
                 if owners[place].iter().any(|(rank, own)| *rank == me && *own == part.own) {
                     write(&fault, &file, starts[place], tensor, &part.own, &Boxed::all(&part.whole))?;
                 }
@@ -257,24 +250,31 @@ impl Checkpoint {
         let path = self.path.join(name(me));
         let own: Vec<usize> = (0..tensors.len())
             .filter(|place| {
-                owners[*place].iter().any(|(rank, own)| *rank == me && *own == parts.0[*place].own)
+                owners[*place].iter().any(|(rank, own)| *rank == me && *own == parts.list[*place].own)
             })
             .collect();
         let write_own = || -> Result<()> {
             let part = |place: &usize| {
-                (&parts.0[*place].name[..], parts.0[*place].dtype, &parts.0[*place].own.shape[..])
+                (&parts.list[*place].name[..], parts.list[*place].dtype, &parts.list[*place].own.shape[..])
             };
             let (head, starts, length) = header(&fault, &own.iter().map(part).collect::<Vec<_>>(), None)?;
             let file = File::create(&path).map_err(failed)?;
             file.write_all_at(&head, 0).and_then(|()| file.set_len(length)).map_err(failed)?;
             for (start, place) in starts.iter().zip(&own) {
-                write(&fault, &file, *start, &tensors[*place], &parts.0[*place].own, &parts.0[*place].own)?;
+                write(
+                    &fault,
+                    &file,
+                    *start,
+                    &tensors[*place],
+                    &parts.list[*place].own,
+                    &parts.list[*place].own,
+                )?;
             }
             file.sync_all().map_err(failed)
         };
         let index = || -> std::io::Result<()> {
             let mut all = Map::new();
-            for (part, boxes) in parts.0.iter().zip(owners) {
+            for (part, boxes) in parts.list.iter().zip(owners) {
                 let piece = |(rank, own): &(usize, Boxed)| json!({ "file": name(*rank), "start": own.start, "shape": own.shape });
                 let pieces: Vec<Value> = boxes.iter().map(piece).collect();
                 all.insert(part.name.clone(), json!({ "shape": part.whole, "parts": pieces }));
@@ -329,7 +329,7 @@ impl Checkpoint {
         let step = step.ok_or_else(|| fault.error(("a checkpoint, with the number of its step", "none")))?;
         let mut files: BTreeMap<String, Safetensors> = BTreeMap::new();
         let mut tensors = Vec::new();
-        for part in &parts.0 {
+        for part in &parts.list {
             let Some(whole) = &whole else {
                 let pieces = self.pieces(&index, part, site)?;
                 for (name, _) in &pieces {
@@ -374,7 +374,10 @@ impl Checkpoint {
             Some((name.to_string(), Boxed { start: sizes(&value["start"])?, shape: sizes(&value["shape"])? }))
         };
         let pieces = entry["parts"].as_array().map(|list| list.iter().map(piece).collect::<Option<Vec<_>>>());
-        pieces.flatten().ok_or_else(|| refuse(("a list of parts".into(), entry["parts"].to_string())))
+        let pieces: Vec<(String, Boxed)> =
+            pieces.flatten().ok_or_else(|| refuse(("a list of parts".into(), entry["parts"].to_string())))?;
+        part.check_cover("file", &pieces).map_err(|failure| self.fault(site).failed(failure))?;
+        Ok(pieces)
     }
 
     /// A rank's part from pieces that files have.
@@ -431,6 +434,16 @@ impl Checkpoint {
                 Err(self.fault(site).failed(failure).blaming(&[rank]))
             }
         }
+    }
+}
+
+/// The failure that ranks have another name, type or whole shape.
+fn other_form(name: Option<&str>) -> Box<Failure> {
+    let failure = Failure::new("names, types and whole shapes must be the same on all ranks")
+        .note("what is a part of a tensor must be declared with `Parts::split`");
+    match name {
+        Some(name) => failure.of(format!("`{name}`")),
+        None => failure,
     }
 }
 

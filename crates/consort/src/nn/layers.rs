@@ -108,7 +108,7 @@ impl Embedding {
         Index(ir::Index::pick(&self.group.rank().0, &before.collect::<Vec<_>>()))
     }
 
-    /// The rows of `tokens`.
+    /// The rows of `tokens`, which must be in the vocabulary.
     ///
     /// [`Embedding`] has an example.
     #[track_caller]
@@ -123,7 +123,10 @@ impl Embedding {
     /// The rows of tokens in this member's part, 0 for those of other members; and which are its own.
     #[track_caller]
     pub(super) fn own_places(&self, tokens: &Tensor) -> Result<(Tensor, Tensor)> {
-        let place = tokens.sub(&Tensor::index(self.first())?)?;
+        // Each member skips what is not in its part, so what is in no part is found by a lookup of the whole vocabulary.
+        let vocabulary = self.sizes.iter().sum::<usize>();
+        let checked = Tensor::index(0)?.broadcast_to(&[vocabulary])?.gather(tokens, 0)?.add(tokens)?;
+        let place = checked.sub(&Tensor::index(self.first())?)?;
         let (zero, rows) = (Tensor::index(0)?, Tensor::index(self.table.dim(0)?)?);
         let mine = place.ge(&zero)?.and(&place.lt(&rows)?)?;
         Ok((mine.select(&place, &zero)?, mine))

@@ -1,7 +1,11 @@
 //! A model of the shape of Llama, assembled from the layers.
 
+use std::panic::Location;
+
+use consort_types::Failure;
+
 use crate::mesh::Group;
-use crate::{Dtype, Flatten, Index, Result, Tensor};
+use crate::{Dtype, Error, Flatten, Index, Result, Tensor};
 
 use super::attention::{Attention, KvCache};
 use super::layers::{ColumnLinear, Embedding, RmsNorm, RowLinear, SwiGlu};
@@ -58,6 +62,30 @@ impl Config {
     pub fn width(&self) -> usize {
         self.hidden / self.heads
     }
+
+    /// Fails if members of a group cannot share a model of these sizes.
+    fn check(&self, members: usize, site: &'static Location<'static>) -> Result<()> {
+        let refuse = |expected: String, got: usize, note: &str| {
+            let failure = Failure::new((expected, got.to_string())).note(note);
+            Err(Error::of("llama", failure, site))
+        };
+        for (what, size, of, divisor) in [
+            ("the heads", self.heads, "kv_heads", self.kv_heads),
+            ("the hidden dimension", self.hidden, "heads", self.heads),
+        ] {
+            if divisor == 0 || !size.is_multiple_of(divisor) {
+                let note = format!("{what} must be divisible by `{of}` of the `Config`");
+                return refuse(format!("{what} as a multiple of {divisor}"), size, &note);
+            }
+        }
+        for (what, size) in [("heads of keys", self.kv_heads), ("tokens", self.vocabulary)] {
+            if size < members {
+                let note = "each member must have at least one: make the group smaller";
+                return refuse(format!("at most {size} members, for {size} {what}"), members, note);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Attention and the feed-forward part, each after a norm and with a residual connection.
@@ -107,11 +135,18 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// A model with random weights, which do not depend on the number of members.
+    /// A model with random weights, which do not depend on the number of members. All members call it, with the same key.
     ///
     /// [`nn`](super) has an example.
     #[track_caller]
     pub fn random(config: &Config, group: &Group, key: i64) -> Result<Llama> {
+        let keys = group.all_gather(Tensor::from_iter([key])?, 0)?;
+        let keys = if keys.has_data() { keys.to_vec::<i64>()? } else { Vec::new() };
+        if let Some(other) = keys.iter().position(|other| *other != keys[0]) {
+            let headline =
+                (format!("the key {} of member 0", keys[0]), format!("{} on member {other}", keys[other]));
+            return Err(Error::new("llama", headline, Location::caller()));
+        }
         Llama::build(config, group, &Weights::Random { key })
     }
 
@@ -124,6 +159,7 @@ impl Llama {
 
     #[track_caller]
     fn build(config: &Config, group: &Group, weights: &Weights) -> Result<Llama> {
+        config.check(group.size(), Location::caller())?;
         let Config { vocabulary, hidden, feed_forward, kv_heads, eps, dtype, .. } = *config;
         let (me, n, width) = (group.my_rank()?, group.size(), config.width());
         // A member gets whole groups of heads, so that queries and their keys are on one rank.

@@ -68,6 +68,9 @@ impl Sgd {
 
 /// Adam; with a decay it is AdamW.
 ///
+/// Parameters should be f32 or f64. Moments have the type of their parameter, and what a 16-bit type cannot hold is lost: 1.0 in
+/// bf16 stays 1.0 however often 0.001 is subtracted. To compute in bf16, [`cast`](super::cast) f32 parameters in the loss.
+///
 /// ```
 /// use consort::nn::Adam;
 /// use consort::{Tensor, compile, grad};

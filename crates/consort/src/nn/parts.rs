@@ -1,5 +1,6 @@
 //! Parts of tensors: which box of a whole tensor a rank has, and which runs of bytes two boxes have in common.
 
+use std::fmt::{self, Display};
 use std::panic::Location;
 
 use consort_types::{Axes, Failure, GroupName};
@@ -25,6 +26,14 @@ impl Boxed {
 
     pub(super) fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether two boxes have an element in common.
+    pub(super) fn overlaps(&self, other: &Boxed) -> bool {
+        (0..self.shape.len()).all(|dim| {
+            let from = self.start[dim].max(other.start[dim]);
+            from < (self.start[dim] + self.shape[dim]).min(other.start[dim] + other.shape[dim])
+        })
     }
 
     /// What two boxes have in common, if that is anything.
@@ -76,6 +85,35 @@ pub(super) struct Part {
     pub(super) varies: Axes,
 }
 
+impl Part {
+    /// Fails unless each element of the whole tensor is in exactly one box, which a rank or a file has.
+    pub(super) fn check_cover<T: Display>(
+        &self,
+        holder: &str,
+        boxes: &[(T, Boxed)],
+    ) -> std::result::Result<(), Box<Failure>> {
+        let failure = |headline: (String, String)| {
+            Failure::new(headline).of(format!("`{}`", self.name)).note(
+                "`Parts::split` along one dimension must be called in the order in which the tensor was divided",
+            )
+        };
+        for (i, (name, one)) in boxes.iter().enumerate() {
+            if let Some((other_name, other)) = boxes[..i].iter().find(|(_, other)| other.overlaps(one)) {
+                let text =
+                    |name: &T, own: &Boxed| format!("{:?} at {:?} of {holder} {name}", own.shape, own.start);
+                let got = format!("{} and {}", text(other_name, other), text(name, one));
+                return Err(failure(("parts without common elements".into(), got)));
+            }
+        }
+        let got: usize = boxes.iter().map(|(_, one)| one.numel()).sum();
+        let expected: usize = self.whole.iter().product();
+        match got == expected {
+            true => Ok(()),
+            false => Err(failure((format!("parts of {expected} elements in all"), got.to_string()))),
+        }
+    }
+}
+
 /// What each rank has of the tensors of a value: all of them, or a part along some dimensions. A
 /// [`Checkpoint`](super::Checkpoint) is saved and loaded by it.
 ///
@@ -93,8 +131,18 @@ pub(super) struct Part {
 /// });
 /// assert!(done.into_iter().all(|done| done.is_ok()));
 /// ```
-#[derive(Clone, Debug)]
-pub struct Parts(pub(super) Vec<Part>);
+#[derive(Clone)]
+pub struct Parts {
+    pub(super) list: Vec<Part>,
+    /// The groups that tensors are split over, and along which dimension each tensor; the first splits the whole.
+    splits: Vec<(Group, Vec<Option<usize>>)>,
+}
+
+impl fmt::Debug for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.list).finish()
+    }
+}
 
 impl Parts {
     /// Every rank has all of every tensor.
@@ -110,49 +158,81 @@ impl Parts {
             own: Boxed::all(tensor.shape()),
             varies: Axes::NONE,
         };
-        Parts(named.found.into_iter().map(part).collect())
+        Parts { list: named.found.into_iter().map(part).collect(), splits: Vec::new() }
     }
 
     /// The members of a group have parts along the dimensions that `dim` names, in their order. Names are those of the fields:
     /// `blocks.0.feed.up.weight`. All members call it.
     ///
-    /// [`Parts`] has an example.
+    /// A tensor may be split several times. Splits along different dimensions may have any order. Along the same dimension the
+    /// first call splits the whole tensor and the next one splits each of these parts, as when the tensor was made: the
+    /// [`Shards`](super::Shards) over `dp` of a weight of which each member of `tp` has rows are
+    /// `.split(&tp, ..)?.split(&dp, ..)?`.
+    ///
+    /// ```
+    /// use consort::nn::Parts;
+    /// use consort::{Dtype, Init, Tensor};
+    ///
+    /// let done = Init::new().axes(&[("dp", 2), ("tp", 2)]).spawn(4, |mesh| {
+    ///     let rows = Tensor::ones(Dtype::F32, &[3, 2])?; // Each member of tp has 6 of 12 rows, each of dp half of these.
+    ///     let parts = Parts::whole(&rows).split(&mesh.axis("tp")?, |_, _| Some(0))?;
+    ///     assert_eq!(parts.split(&mesh.axis("dp")?, |_, _| Some(0))?.shapes(), [[12, 2]]);
+    ///     Ok(())
+    /// });
+    /// assert!(done.into_iter().all(|done| done.is_ok()));
+    /// ```
     #[track_caller]
     pub fn split(mut self, group: &Group, dim: impl Fn(&str, &[usize]) -> Option<usize>) -> Result<Parts> {
         let site = Location::caller();
         let mut dims = Vec::new();
-        for (place, part) in self.0.iter().enumerate() {
-            let Some(dim) = dim(&part.name, &part.whole) else { continue };
-            if dim >= part.whole.len() {
+        for part in &self.list {
+            let dim = dim(&part.name, &part.whole);
+            if let Some(dim) = dim.filter(|dim| *dim >= part.whole.len()) {
                 let headline = consort_types::Headline::dimension(dim, part.whole.len());
                 return Err(Error::of("split", Failure::new(headline).of(format!("`{}`", part.name)), site));
             }
-            dims.push((place, dim));
+            dims.push(dim);
         }
-        if dims.is_empty() {
-            return Ok(self);
-        }
-        let mine: Vec<i64> = dims.iter().map(|(place, dim)| self.0[*place].whole[*dim] as i64).collect();
-        let all = group.all_gather(Tensor::from_iter(mine)?, 0)?.to_vec::<i64>()?;
-        let axes = match group.over {
-            GroupName::Axes(axes) => axes,
-            GroupName::List(_) => World::current()?.mesh().all_axes(),
-        };
-        for (i, (place, dim)) in dims.iter().enumerate() {
-            let sizes = all.iter().skip(i).step_by(dims.len()).map(|size| *size as usize);
-            let part = &mut self.0[*place];
-            part.whole[*dim] = sizes.clone().sum();
-            part.own.start[*dim] = sizes.take(group.my_rank()?).sum();
-            part.varies = part.varies.union(axes);
-        }
+        self.splits.push((group.clone(), dims));
+        self.place()?;
         Ok(self)
+    }
+
+    /// Where the parts of this rank are. The last split tells the sizes of the parts of the one before it.
+    #[track_caller]
+    fn place(&mut self) -> Result<()> {
+        for part in &mut self.list {
+            part.whole.clone_from(&part.own.shape);
+            part.own.start.fill(0);
+        }
+        for (group, dims) in self.splits.iter().rev() {
+            let split = || dims.iter().enumerate().filter_map(|(place, dim)| Some((place, (*dim)?)));
+            let mine: Vec<i64> = split().map(|(place, dim)| self.list[place].whole[dim] as i64).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let count = mine.len();
+            let all = group.all_gather(Tensor::from_iter(mine)?, 0)?.to_vec::<i64>()?;
+            let axes = match group.over {
+                GroupName::Axes(axes) => axes,
+                GroupName::List(_) => World::current()?.mesh().all_axes(),
+            };
+            for (i, (place, dim)) in split().enumerate() {
+                let sizes = all.iter().skip(i).step_by(count).map(|size| *size as usize);
+                let part = &mut self.list[place];
+                part.whole[dim] = sizes.clone().sum();
+                part.own.start[dim] += sizes.take(group.my_rank()?).sum::<usize>();
+                part.varies = part.varies.union(axes);
+            }
+        }
+        Ok(())
     }
 
     /// The shapes of the whole tensors.
     ///
     /// [`Parts`] has an example.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
-        self.0.iter().map(|part| part.whole.clone()).collect()
+        self.list.iter().map(|part| part.whole.clone()).collect()
     }
 }
 
@@ -168,7 +248,7 @@ impl Visit for Named {
         let name = if self.path.is_empty() { "value".to_string() } else { self.path.join(".") };
         self.found.push((name, tensor.clone()));
     }
-    fn enter(&mut self, field: &dyn std::fmt::Display) {
+    fn enter(&mut self, field: &dyn Display) {
         self.path.push(field.to_string());
     }
     fn leave(&mut self) {
@@ -178,7 +258,9 @@ impl Visit for Named {
 
 #[cfg(test)]
 mod tests {
-    use super::Boxed;
+    use super::{Boxed, Part};
+    use crate::Dtype;
+    use consort_types::Axes;
 
     /// Copying by runs is copying element by element.
     #[test]
@@ -223,5 +305,30 @@ mod tests {
         }
         let scalar = Boxed::all(&[]);
         assert_eq!(scalar.runs(&scalar, &scalar), (vec![(0, 0)], 1));
+    }
+
+    #[test]
+    fn parts_cover_each_element_once() {
+        let part = Part {
+            name: "w".into(),
+            dtype: Dtype::F32,
+            whole: vec![5],
+            own: Boxed::all(&[5]),
+            varies: Axes::NONE,
+        };
+        let check = |ranges: &[(usize, usize)]| {
+            let boxed = |(rank, (from, to)): (usize, &(usize, usize))| {
+                (rank, Boxed { start: vec![*from], shape: vec![to - from] })
+            };
+            let boxes: Vec<_> = ranges.iter().enumerate().map(boxed).collect();
+            part.check_cover("rank", &boxes).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(check(&[(2, 5), (0, 2)]), Ok(()));
+        let starts_with = |ranges, wanted: &str| assert!(check(ranges).unwrap_err().starts_with(wanted));
+        starts_with(&[(0, 2), (3, 5)], "`w`: expected parts of 5 elements in all, got 4");
+        // As many elements as the whole tensor has, but one twice and one never.
+        let wanted =
+            "`w`: expected parts without common elements, got [3] at [0] of rank 0 and [2] at [2] of rank 1";
+        starts_with(&[(0, 3), (2, 4)], wanted);
     }
 }

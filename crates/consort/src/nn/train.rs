@@ -1,5 +1,6 @@
 //! Parts of a step of training: the norm of a gradient, the loss of many micro-batches, and parameters in another type.
 
+use std::collections::BTreeMap;
 use std::panic::Location;
 
 use consort_ir::ops;
@@ -38,16 +39,17 @@ pub fn norm<P: Flatten>(tensors: &P) -> Result<Tensor> {
         return Err(Error::of("norm", failure, site));
     };
     let (outside, roles) = (session.about.outside(&session.world.mesh()), session.about.roles_over);
-    // One sum for each set of axes.
-    let mut sums: Vec<(Axes, Tensor)> = Vec::new();
+    // One sum for each set of axes, in an order that does not depend on that of the tensors: roles may have others.
+    let mut sums: BTreeMap<Axes, Tensor> = BTreeMap::new();
     for tensor in tensors.flatten() {
         let axes = tensor.ty.varies.minus(outside).minus(roles);
         let tensor = tensor.cast(if tensor.dtype() == Dtype::F64 { Dtype::F64 } else { Dtype::F32 })?;
         let squares = tensor.mul(&tensor)?.sum_all()?.cast(Dtype::F64)?;
-        match sums.iter_mut().find(|(other, _)| *other == axes) {
-            Some((_, sum)) => *sum = sum.add(&squares)?,
-            None => sums.push((axes, squares)),
-        }
+        let sum = match sums.get(&axes) {
+            Some(sum) => sum.add(&squares)?,
+            None => squares,
+        };
+        sums.insert(axes, sum);
     }
     let mut all = Tensor::zeros(Dtype::F64, &())?;
     for (axes, sum) in sums {

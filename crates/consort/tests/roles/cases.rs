@@ -19,6 +19,7 @@ pub(crate) const CASES: &[(&str, Case)] = &[
     ("a14_gradients_in_roles", a14_gradients_in_roles),
     ("a14_the_vjp_of_a_stage_in_its_role", a14_the_vjp_of_a_stage_in_its_role),
     ("a14_a_norm_in_roles_is_that_of_all_roles", a14_a_norm_in_roles_is_that_of_all_roles),
+    ("a14_a_norm_in_roles_sums_in_one_order", a14_a_norm_in_roles_sums_in_one_order),
     ("d2_roles_of_a_sub_mesh_beside_free_ranks", d2_roles_of_a_sub_mesh_beside_free_ranks),
     ("d3_roles_that_meet_at_every_fourth_call", d3_roles_that_meet_at_every_fourth_call),
 ];
@@ -399,6 +400,28 @@ fn a14_a_norm_in_roles_is_that_of_all_roles(mesh: Mesh) -> Result<()> {
     assert_eq!(norm.item::<f64>()?, 85.0);
     let clipped = clipped.iter().map(Tensor::item::<f64>).collect::<Result<Vec<_>>>()?;
     assert_eq!(clipped, if stage == 0 { vec![split / 5.0, 12.0 / 5.0] } else { vec![84.0 / 5.0] });
+    f.expect_steady(Steady::graphs(1))
+}
+
+/// The stages have the same kinds of tensors in another order: 3 and 4 split over `tp`, and 12 equal there, in each.
+fn a14_a_norm_in_roles_sums_in_one_order(mesh: Mesh) -> Result<()> {
+    let (pp, tp) = groups(&mesh)?;
+    let (stage, split) = (pp.my_rank()?, [3.0, 4.0][tp.my_rank()?]);
+    let mut own = vec![Tensor::from_iter([split])?, Tensor::from_iter([12.0])?.equal_over(&["tp"])?];
+    if stage == 1 {
+        own.reverse();
+    }
+    let f = compile(|own: Vec<Tensor>| clip(&own, 1.0)).role(&format!("stage {stage}"));
+    let norm = (2.0 * (9.0 + 16.0 + 144.0f64)).sqrt();
+    let (clipped, got) = f.call(own)?;
+    assert!((got.item::<f64>()? - norm).abs() < 1e-13);
+    let mut expected = [split / norm, 12.0 / norm];
+    if stage == 1 {
+        expected.reverse();
+    }
+    for (got, expected) in clipped.iter().zip(expected) {
+        assert!((got.item::<f64>()? - expected).abs() < 1e-15);
+    }
     f.expect_steady(Steady::graphs(1))
 }
 
