@@ -199,6 +199,69 @@ fn a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_last() {
     );
 }
 
+fn texts(outcomes: Vec<Result<()>>) -> Vec<String> {
+    outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect()
+}
+
+fn loaded_step(path: &Path, is_folder: bool) -> u64 {
+    all(1, |mesh| {
+        let (own, parts) = state(&mesh)?;
+        let (got, step) = checkpoint(path, is_folder, &mesh).load(&own, &parts)?;
+        assert_eq!(elements(&got)?, elements(&own)?);
+        Ok(step)
+    })[0]
+}
+
+/// Another job's save is one that holds the lock.
+#[test]
+fn two_saves_at_once_do_not_mix() {
+    for (name, is_folder) in [("busy-folder", true), ("busy-file", false)] {
+        let folder = Temporary::new(name);
+        let path = folder.0.join("state");
+        let save = |step| {
+            consort::spawn(2, |mesh| {
+                let (state, parts) = state(&mesh)?;
+                checkpoint(&path, is_folder, &mesh).save(&state, &parts, step)
+            })
+        };
+        assert!(save(1).iter().all(Result::is_ok));
+        let locked = if is_folder { path.clone() } else { folder.0.join(".state.tmp") };
+        let other = if is_folder { fs::File::open(locked) } else { fs::File::create(locked) };
+        let other = other.unwrap();
+        other.try_lock().unwrap();
+        let errors = texts(save(2));
+        assert!(errors[0].contains("another save of this checkpoint has not ended"), "{errors:?}");
+        assert!(errors[1].contains("rank 0 failed"), "{errors:?}");
+        drop(other);
+        assert!(save(3).iter().all(Result::is_ok));
+        assert_eq!(loaded_step(&path, is_folder), 3);
+    }
+}
+
+#[test]
+fn a_file_replaces_nothing_but_a_file() {
+    let folder = Temporary::new("forms");
+    let (path, target) = (folder.0.join("state"), folder.0.join("target"));
+    let save = || {
+        consort::spawn(2, |mesh| {
+            let (state, parts) = state(&mesh)?;
+            Checkpoint::file(&path, &mesh).save(&state, &parts, 1)
+        })
+    };
+    fs::write(&target, "kept").unwrap();
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    let errors = texts(save());
+    assert!(errors.iter().all(|error| error.contains("got a symbolic link")), "{errors:?}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let errors = texts(save());
+    assert!(errors.iter().all(|error| error.contains("got a folder")), "{errors:?}");
+    fs::remove_dir(&path).unwrap();
+    assert!(save().iter().all(Result::is_ok));
+    assert_eq!(loaded_step(&path, false), 1);
+}
+
 #[test]
 fn what_differs_between_ranks_is_not_saved_as_whole() {
     for is_folder in [false, true] {

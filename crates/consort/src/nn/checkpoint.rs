@@ -6,8 +6,8 @@
 //! last checkpoint as it was.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 
@@ -199,10 +199,11 @@ impl Checkpoint {
         let (head, starts, length) = header(&fault, &wholes, Some(of_step(step)))?;
         let me = self.mesh.my_rank()?;
         let temporary = beside(&self.path);
-        let first = || -> Result<()> {
-            let file = File::create(&temporary).map_err(|error| fault.error(error.to_string()))?;
-            let written = file.write_all_at(&head, 0).and_then(|()| file.set_len(length));
-            written.map_err(|error| fault.error(error.to_string()))
+        let first = || -> Result<File> {
+            let file = locked(&temporary).map_err(|error| fault.failed(error))?;
+            let emptied = file.set_len(0).and_then(|()| file.write_all_at(&head, 0));
+            emptied.and_then(|()| file.set_len(length)).map_err(|error| fault.error(error.to_string()))?;
+            Ok(file)
         };
         let all = || -> Result<()> {
             let file = OpenOptions::new().write(true).open(&temporary);
@@ -214,17 +215,31 @@ impl Checkpoint {
             }
             file.sync_all().map_err(|error| fault.error(error.to_string()))
         };
-        let done = self.together(if me == 0 { first() } else { Ok(()) }, site);
-        let done = done.and_then(|()| self.together(all(), site));
+        self.check_name(site)?;
+        // Rank 0 holds the lock until the file has its name.
+        let lock = self.together(if me == 0 { first().map(Some) } else { Ok(None) }, site)?;
+        let done = self.together(all(), site);
         let named = || fs::rename(&temporary, &self.path).and_then(|()| sync_folder(&self.path));
         let done = done.and_then(|()| {
             let named = if me == 0 { named() } else { Ok(()) };
             self.together(named.map_err(|error| fault.error(error.to_string())), site)
         });
-        if done.is_err() && me == 0 {
+        if done.is_err() && lock.is_some() {
             let _ = fs::remove_file(&temporary);
         }
         done
+    }
+
+    /// Fails on all ranks if the file's name belongs to something else, which a rename would replace.
+    fn check_name(&self, site: Site) -> Result<()> {
+        let there = fs::symlink_metadata(&self.path).ok().filter(|there| !there.is_file());
+        let other = there.map(|there| match there.file_type() {
+            form if form.is_dir() => "a folder",
+            form if form.is_symlink() => "a symbolic link",
+            _ => "a device, a pipe or a socket",
+        });
+        let failed = |other| self.fault(site).failed(Failure::new(("a regular file, or nothing", other)));
+        self.together(other.map_or(Ok(()), |other| Err(failed(other))), site)
     }
 
     fn save_folder(
@@ -237,14 +252,17 @@ impl Checkpoint {
     ) -> Result<()> {
         let (fault, me) = (self.fault(site), self.mesh.my_rank()?);
         let failed = |error: std::io::Error| fault.error(error.to_string());
-        let last = || -> Result<i64> {
+        let last = || -> Result<(Option<File>, i64)> {
             fs::create_dir_all(&self.path).map_err(failed)?;
+            let lock = File::open(&self.path).map_err(failed)?;
+            lock.try_lock().map_err(|error| fault.failed(lock_failure(error)))?;
             // Without a readable index nothing is lost if its files are.
             let index = fs::read(self.path.join(INDEX)).ok();
             let index: Option<Value> = index.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            Ok(index.and_then(|index| index["save"].as_i64()).unwrap_or(0))
+            Ok((Some(lock), index.and_then(|index| index["save"].as_i64()).unwrap_or(0)))
         };
-        let last = self.together(if me == 0 { last() } else { Ok(0) }, site)?;
+        // Rank 0 holds the lock until it returns.
+        let (_lock, last) = self.together(if me == 0 { last() } else { Ok((None, 0)) }, site)?;
         let save = self.mesh.world.gather("number the saves of a checkpoint", &[last], site)?[0] + 1;
         let name = |rank: usize| format!("{save}-{rank}.safetensors");
         let path = self.path.join(name(me));
@@ -464,6 +482,29 @@ fn of_step(step: u64) -> BTreeMap<String, String> {
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.tmp"))
+}
+
+/// A file that no other save writes, until it is dropped.
+fn locked(path: &Path) -> std::result::Result<File, Box<Failure>> {
+    let failed = |error: std::io::Error| Failure::new(error.to_string());
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        file.try_lock().map_err(lock_failure)?;
+        // The save that held the lock before may have given this file its own name.
+        let id = |data: fs::Metadata| (data.dev(), data.ino());
+        let own = id(file.metadata().map_err(failed)?);
+        if fs::symlink_metadata(path).ok().map(id) == Some(own) {
+            return Ok(file);
+        }
+    }
+}
+
+fn lock_failure(error: TryLockError) -> Box<Failure> {
+    match error {
+        TryLockError::WouldBlock => Failure::new("another save of this checkpoint has not ended")
+            .note("each job must save to a place of its own"),
+        TryLockError::Error(error) => Failure::new(error.to_string()),
+    }
 }
 
 /// Makes a rename in a folder last.
