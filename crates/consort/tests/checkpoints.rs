@@ -410,6 +410,21 @@ fn a_load_that_fails_on_one_rank_fails_on_all() {
             "{errors:?}"
         );
     }
+    // An index whose part begins where no tensor has elements.
+    let folder = Temporary::new("far");
+    let load = |mesh: Mesh| {
+        let (state, parts) = state(&mesh)?;
+        let checkpoint = Checkpoint::folder(&folder.0, &mesh);
+        checkpoint.save(&state, &parts, 1)?;
+        let index = folder.0.join("index.json");
+        let text = fs::read_to_string(&index).unwrap();
+        let far = text.replacen("\"start\":[0,0]", "\"start\":[18446744073709551615,0]", 1);
+        assert_ne!(far, text);
+        fs::write(&index, far).unwrap();
+        checkpoint.load(&state, &parts).map(drop)
+    };
+    let error = texts(consort::spawn(1, load)).remove(0);
+    assert!(error.contains("expected a list of parts"), "{error}");
     let folder = Temporary::new("none");
     let errors = consort::spawn(2, |mesh| {
         let (state, parts) = state(&mesh)?;

@@ -389,7 +389,10 @@ impl Checkpoint {
         }
         let piece = |value: &Value| {
             let name = value["file"].as_str().filter(|name| !name.contains('/'))?;
-            Some((name.to_string(), Boxed { start: sizes(&value["start"])?, shape: sizes(&value["shape"])? }))
+            let (start, shape) = (sizes(&value["start"])?, sizes(&value["shape"])?);
+            let ends = start.iter().zip(&shape).map(|(start, size)| start.checked_add(*size));
+            let is_inside = ends.zip(&part.whole).all(|(end, whole)| end.is_some_and(|end| end <= *whole));
+            is_inside.then(|| (name.to_string(), Boxed { start, shape }))
         };
         let pieces = entry["parts"].as_array().map(|list| list.iter().map(piece).collect::<Option<Vec<_>>>());
         let pieces: Vec<(String, Boxed)> =
