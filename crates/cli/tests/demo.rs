@@ -115,7 +115,7 @@ fn training_goes_on_with_the_same_losses_after_a_rank_was_killed() {
     let (whole, killed) = (trained("0"), trained("7"));
     for (which, (whole, killed)) in ["dp", "zero", "tp"].into_iter().zip(whole.iter().zip(&killed)) {
         assert!(whole["mode"] == which && killed["mode"] == which, "{killed}");
-        // Killed after step 7, it goes on from step 4.
+        // Killed after step 7, it resumes from step 4.
         assert!(whole["killed"].is_null() && killed["killed"] == 7 && killed["resumed"] == 4, "{killed}");
         assert!(killed["repeated"] == 3 && killed["same"] == true, "{killed}");
         assert_eq!(killed["losses"], whole["losses"]);

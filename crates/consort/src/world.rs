@@ -280,7 +280,7 @@ impl World {
         all.filter(|group| !group.start_progress_thread()).count() == 0
     }
 
-    /// Before work that writes so many bytes: advances operations in flight, if enough was done since the last time.
+    /// Advances operations in flight before work that writes `bytes` bytes, if enough was done since the last time.
     #[inline]
     pub(crate) fn poll_for(&self, bytes: usize) -> std::result::Result<(), CommError> {
         let work = self.work.get().saturating_add(bytes);

@@ -1,7 +1,7 @@
 //! The seam between what runs lines, eager code or a plan, and what computes them.
 //!
 //! A device has one queue. A kernel or a copy that was launched runs after everything launched before it, at some time. A
-//! [`Mark`] is a point of the queue, and a later one implies the earlier ones. Nothing here waits: whoever drives the
+//! [`Mark`] is a point of the queue, and a later one implies the earlier ones. Nothing here waits: the caller of the
 //! executor asks whether a mark is reached, with its own deadline. What the host reads, what an engine moves, and what is
 //! given out waits for the mark behind everything that was launched; kernels and copies wait for nothing.
 //!
@@ -76,7 +76,7 @@ impl Cpu {
         Rc::clone(&self.threads.borrow())
     }
 
-    /// Lets kernels use so many threads.
+    /// Sets the number of threads that kernels use.
     pub fn set_threads(&self, n: usize) {
         *self.threads.borrow_mut() = Rc::new(Threads::new(n));
     }

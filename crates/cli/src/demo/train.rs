@@ -12,7 +12,7 @@ use super::{Args, Bar, failed, run_ranks};
 use crate::bench::{median, size};
 use crate::report::{Report, wrong};
 
-/// The most ranks: the model has so many heads.
+/// The most ranks: the number of heads of the model.
 const MAX_RANKS: usize = 8;
 /// By how much losses of two ways may differ, relative to them: rounding grows from step to step.
 const ALLOWED: f64 = 1e-2;

@@ -64,7 +64,7 @@ impl Split {
 #[derive(Clone, Copy)]
 pub(crate) struct Length {
     pub(crate) steps: u64,
-    /// After so many steps a checkpoint is saved.
+    /// The number of steps between two checkpoints.
     pub(crate) save: u64,
     /// Letters of a sequence.
     letters: usize,

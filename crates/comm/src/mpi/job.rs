@@ -44,7 +44,7 @@ const LINGER: Duration = Duration::from_millis(100);
 enum Notice {
     /// It stops, and why.
     Stopped(Cause),
-    /// It leaves a group after so many calls.
+    /// It leaves a group, after this number of calls.
     Left { group: u64, calls: u64 },
     /// It asks how many calls of a group the other has started.
     Question { id: u64, group: u64 },

@@ -135,7 +135,7 @@ impl State {
             self.spend(self.own_work(line))?;
         }
         match &line.step {
-            // Whoever drives the machine decides how to wait.
+            // The caller decides how to wait.
             Step::Wait(flight) => return Ok(Stepped::Blocked(Until::Arrival(self.ticket(*flight)))),
             Step::Release(leases) => {
                 return Ok(match self.holds(leases, cx)? {
@@ -200,7 +200,7 @@ impl State {
         blocks[frame.block].get(frame.next.checked_sub(1)?)
     }
 
-    /// Whether a loop goes on after `done` iterations; charges the next one.
+    /// Whether a loop has another iteration after `done` of them, which is then charged.
     fn begins(&mut self, each: &Loop, done: usize) -> Result<bool, RunError> {
         let begins = match &each.trips {
             Trips::Count(length) => done < self.sizes().size(length)?,
