@@ -110,7 +110,7 @@ fn slope_of<P: Flatten + Clone + 'static>(
 }
 
 impl Bench {
-    /// The weights of all blocks. `columns` is the number of columns of the first weight, and of rows of the second.
+    /// One of `parts` parts of the weights of all blocks: columns of the first weight of a block, rows of the second.
     fn weights(&self, parts: usize, place: impl Fn() -> consort::Index) -> Result<Vec<Block>> {
         let own = self.width / parts;
         let scale = (self.width as f64).powf(-0.5);
