@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', value_name = "N", required_unless_present = "hosts")]
     ranks: Option<usize>,
     /// Run on several hosts, with so many ranks on each: `a:2,b:2`. The mpirun of this host starts them
-    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["ranks", "tee", "only", "flight", "timeout", "grace"])]
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["ranks", "tee", "flight", "timeout", "grace"])]
     hosts: Option<String>,
     /// Also write each rank's output to DIR/rank-N.out and DIR/rank-N.err
     #[arg(long, value_name = "DIR")]
@@ -83,12 +83,10 @@ pub(crate) fn entry() -> Vec<OsString> {
 pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
     let deadline = seconds("deadline", args.deadline)?;
     if let Some(hosts) = &args.hosts {
-        return run_hosts::run(hosts, deadline, &args.program);
+        return run_hosts::run(hosts, args.only, deadline, &args.program);
     }
     let (ranks, timeout) = (args.ranks.unwrap_or(0), seconds("timeout", args.timeout)?);
-    if let Some(only) = args.only.filter(|only| *only >= ranks) {
-        bail!(wrong("run: --only", format!("a rank below {ranks}"), only));
-    }
+    check_only(args.only, ranks)?;
     let options = Options {
         ranks,
         program: args.program,
@@ -102,6 +100,14 @@ pub(crate) fn run(args: Args) -> anyhow::Result<Report> {
     };
     let outcome = launch_alone(&options, sink(stdout())?, sink(stderr())?)?;
     Ok(Report { text: String::new(), notes: outcome.summary, code: outcome.code })
+}
+
+/// Fails if the rank whose output is printed is none of the job's.
+pub(crate) fn check_only(only: Option<usize>, ranks: usize) -> anyhow::Result<()> {
+    if let Some(only) = only.filter(|only| *only >= ranks) {
+        bail!(wrong("run: --only", format!("a rank below {ranks}"), only));
+    }
+    Ok(())
 }
 
 /// The seconds of an option.

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::bail;
 
+use crate::mpirun::words;
 use crate::report::{Machine, Report, wrong};
+use crate::run::check_only;
 
 /// The environment variable that names another mpirun.
 const MPIRUN: &str = "CONSORT_MPIRUN";
@@ -63,59 +65,80 @@ fn ranks(hosts: &str) -> Option<usize> {
     hosts.split(',').map(of).sum()
 }
 
-/// A line of a rank as `consort run` prints it: `[2] text`. Lines of mpirun itself stay as they are.
-fn prefixed(line: &str, family: Family) -> String {
-    let tagged = || {
-        let (tag, rest) = line.strip_prefix('[')?.split_once("]<std")?;
-        let (_, text) = rest.split_once('>')?;
-        let rank: usize = tag.rsplit(',').next()?.parse().ok()?;
-        let colon = if family == Family::OpenMpi4 { ":" } else { ": " };
-        Some(format!("[{rank}] {}", text.strip_prefix(colon).unwrap_or(text)))
-    };
-    tagged().unwrap_or_else(|| line.to_string())
+/// The rank that printed a line, and its text; `None` for a line of mpirun itself.
+fn of_rank(line: &str, family: Family) -> Option<(usize, &str)> {
+    let tagged = line.strip_prefix('[')?;
+    if family == Family::Mpich {
+        let (rank, text) = tagged.split_once("] ")?;
+        return Some((rank.parse().ok()?, text));
+    }
+    let (tag, rest) = tagged.split_once("]<std")?;
+    let (_, text) = rest.split_once('>')?;
+    let rank = tag.rsplit(',').next()?.parse().ok()?;
+    let colon = if family == Family::OpenMpi4 { ":" } else { ": " };
+    Some((rank, text.strip_prefix(colon).unwrap_or(text)))
+}
+
+/// A line of a rank as `consort run` prints it: `[2] text`; none of other ranks if one is given. Lines of mpirun itself stay as
+/// they are.
+fn prefixed(line: &str, family: Family, only: Option<usize>) -> Option<String> {
+    match of_rank(line, family) {
+        Some((rank, _)) if only.is_some_and(|only| only != rank) => None,
+        Some((rank, text)) => Some(format!("[{rank}] {text}")),
+        None => Some(line.to_string()),
+    }
 }
 
 /// Runs the program on these hosts, and gives mpirun's exit code.
-pub(crate) fn run(hosts: &str, deadline: Option<Duration>, program: &[OsString]) -> anyhow::Result<Report> {
+pub(crate) fn run(
+    hosts: &str,
+    only: Option<usize>,
+    deadline: Option<Duration>,
+    program: &[OsString],
+) -> anyhow::Result<Report> {
     let Some(count) = ranks(hosts) else {
         bail!(wrong("run: --hosts", "hosts with their numbers of ranks, such as a:2,b:2", hosts));
     };
-    let mpirun = env::var_os(MPIRUN).unwrap_or("mpirun".into());
+    check_only(only, count)?;
+    let named = env::var_os(MPIRUN).map_or("mpirun".into(), |named| named.to_string_lossy().into_owned());
+    let words = words(MPIRUN, &named, count)?;
+    let (mpirun, flags) = (&words[0], &words[1..]);
     let failed = |error| {
-        let name = mpirun.to_string_lossy().into_owned();
         Machine(format!(
-            "run: cannot run {name}: {error}\n  note: install an MPI, or name its mpirun by {MPIRUN}"
+            "run: cannot run {mpirun}: {error}\n  note: install an MPI, or name its mpirun by {MPIRUN}"
         ))
     };
-    let version = Command::new(&mpirun).arg("--version").output().map_err(failed)?;
+    let version = Command::new(mpirun).arg("--version").output().map_err(failed)?;
     let family = Family::of_version(&String::from_utf8_lossy(&version.stdout));
     let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut variables: Vec<String> = names.filter(|name| name.starts_with("CONSORT_")).collect();
-    let mut command = Command::new(&mpirun);
+    let mut command = Command::new(mpirun);
     if let Some(deadline) = deadline {
         command.env(DEADLINE, deadline.as_secs_f64().to_string());
         variables.push(DEADLINE.to_string());
     }
     variables.sort_unstable();
     variables.dedup();
-    command.args(family.arguments(hosts, count, &variables)).args(program);
+    command.args(flags).args(family.arguments(hosts, count, &variables)).args(program);
     let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().map_err(failed)?;
-    let errors = child.stderr.take().map(|from| thread::spawn(move || copy(from, stderr(), family)));
-    child.stdout.take().into_iter().for_each(|from| copy(from, stdout(), family));
+    let errors = child.stderr.take().map(|from| thread::spawn(move || copy(from, stderr(), family, None)));
+    child.stdout.take().into_iter().for_each(|from| copy(from, stdout(), family, only));
     errors.into_iter().for_each(|errors| drop(errors.join()));
     let status = child.wait().map_err(failed)?;
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(Report { code: u8::try_from(code).unwrap_or(1), ..Report::fine(String::new()) })
 }
 
-/// Copies lines with their prefixes. A closed pipe is no error: the reader has stopped.
-fn copy(from: impl Read, mut to: impl Write, family: Family) {
+/// Copies lines with their prefixes, of all ranks or of one. A closed pipe is no error: the reader has stopped.
+fn copy(from: impl Read, mut to: impl Write, family: Family, only: Option<usize>) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
         let text = String::from_utf8_lossy(&line);
-        let _ = writeln!(to, "{}", prefixed(text.trim_end_matches('\n'), family));
+        if let Some(text) = prefixed(text.trim_end_matches('\n'), family, only) {
+            let _ = writeln!(to, "{text}");
+        }
         line.clear();
     }
 }
@@ -135,10 +158,18 @@ mod tests {
 
     #[test]
     fn lines_of_each_mpirun_get_the_same_prefix() {
-        assert_eq!(prefixed("[1,2]<stdout>: loss 0.1", Family::OpenMpi4), "[2]  loss 0.1");
-        assert_eq!(prefixed("[prterun-vm-77@1,3]<stderr>: error", Family::OpenMpi), "[3] error");
-        assert_eq!(prefixed("[2] loss 0.1", Family::Mpich), "[2] loss 0.1");
-        assert_eq!(prefixed("mpirun detected [something]", Family::OpenMpi), "mpirun detected [something]");
+        let lines = [
+            (Family::OpenMpi4, "[1,2]<stdout>: loss 0.1", Some(2), "[2]  loss 0.1"),
+            (Family::OpenMpi, "[prterun-vm-77@1,3]<stderr>: error", Some(3), "[3] error"),
+            (Family::Mpich, "[2] loss 0.1", Some(2), "[2] loss 0.1"),
+            (Family::OpenMpi, "mpirun detected [something]", None, "mpirun detected [something]"),
+            (Family::Mpich, "[mpiexec@h1] killed", None, "[mpiexec@h1] killed"),
+        ];
+        for (family, line, rank, text) in lines {
+            assert_eq!(prefixed(line, family, None).as_deref(), Some(text));
+            assert_eq!(prefixed(line, family, rank.or(Some(7))).as_deref(), Some(text));
+            assert_eq!(prefixed(line, family, Some(9)).is_none(), rank.is_some(), "{line}");
+        }
     }
 
     #[test]

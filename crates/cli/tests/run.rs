@@ -19,6 +19,8 @@ mod hosted;
 mod job;
 #[path = "run/limits.rs"]
 mod limits;
+#[path = "run/on_hosts.rs"]
+mod on_hosts;
 #[path = "run/output.rs"]
 mod output;
 #[path = "run/processes.rs"]

@@ -302,7 +302,7 @@ impl Session {
         let mut operands = self.operands(&tensors, "cond", site)?;
         let types = self.types(&operands)?;
         let run = |f: Box<dyn FnOnce(A) -> Result<R> + '_>, captured: &[Value]| {
-            let params = self.begin(types.clone(), captured)?;
+            let params = self.begin("cond", types.clone(), captured)?;
             let open = self.open_block();
             let outcome = f(args.unflatten(params)?).and_then(|result| {
                 let results = self.operands(&result.flatten(), "cond", site)?;
@@ -424,13 +424,13 @@ impl Session {
         types: &mut [Type],
         carries: usize,
         operands: &mut Vec<Value>,
-        (op, site): (&str, Site),
+        (op, site): (&'static str, Site),
         differs: impl Fn(&Type) -> Axes,
         run: impl Fn(&[Tensor]) -> Result<(T, Vec<Tensor>)>,
     ) -> Result<(T, Block)> {
         loop {
             let before = self.snapshot();
-            let params = self.begin(types.to_vec(), &[])?;
+            let params = self.begin(op, types.to_vec(), &[])?;
             let open = self.open_block();
             let outcome =
                 run(&params).and_then(|(made, tensors)| Ok((made, self.operands(&tensors, op, site)?)));

@@ -3,7 +3,6 @@
 
 use std::panic::Location;
 
-use consort_ir::index as ir;
 use consort_ir::ops::{self, Elements, OpDef};
 use consort_types::Dtype;
 use smallvec::smallvec;
@@ -12,7 +11,7 @@ use crate::apply::run_one;
 use crate::element::Element;
 use crate::error::{Error, Named, Result};
 use crate::index::{Index, Shape, plain};
-use crate::operand::scalar;
+use crate::operand::{Operand, scalar};
 use crate::tensor::{Tensor, Tensors};
 use crate::trace::record_sizes;
 
@@ -122,17 +121,24 @@ impl Tensor {
         }
     }
 
-    /// Random numbers, evenly between 0 and 1, from a key: the same key gives the same numbers, on any machine.
+    /// Random numbers, evenly between 0 and 1, from a key: the same key gives the same numbers, on any machine. The key is
+    /// a number, or a 0-d tensor of i64: as a tensor, a compiled function takes another one at each call.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
     /// use consort::{Dtype, Tensor};
     /// let x = Tensor::uniform(Dtype::F32, &[2, 3], 7)?;
     /// assert_eq!(x.to_vec::<f32>()?, Tensor::uniform(Dtype::F32, &[2, 3], 7)?.to_vec::<f32>()?);
+    /// let key = Tensor::scalar(7i64)?;
+    /// assert_eq!(x.to_vec::<f32>()?, Tensor::uniform(Dtype::F32, &[2, 3], &key)?.to_vec::<f32>()?);
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn uniform(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
+    pub fn uniform<'a>(
+        dtype: Dtype,
+        shape: &(impl Shape + ?Sized),
+        key: impl Into<Operand<'a>>,
+    ) -> Result<Tensor> {
         let shape = shape.sizes();
         let (start, site) = (vec![0usize; shape.len()], Location::caller());
         Tensor::uniform_part(dtype, &shape, &shape, &start, key).named("uniform", site)
@@ -150,18 +156,18 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn uniform_part(
+    pub fn uniform_part<'a>(
         dtype: Dtype,
         shape: &(impl Shape + ?Sized),
         of: &(impl Shape + ?Sized),
         start: &(impl Shape + ?Sized),
-        key: i64,
+        key: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
-        random(&ops::Uniform { dtype, shape, of, start }, key, ("uniform_part", Location::caller()))
+        random(&ops::Uniform { dtype, shape, of, start }, key.into(), ("uniform_part", Location::caller()))
     }
 
-    /// Random numbers of the normal distribution, from a key.
+    /// Random numbers of the normal distribution, from a key as that of [`uniform`](Tensor::uniform).
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -170,7 +176,11 @@ impl Tensor {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn normal(dtype: Dtype, shape: &(impl Shape + ?Sized), key: i64) -> Result<Tensor> {
+    pub fn normal<'a>(
+        dtype: Dtype,
+        shape: &(impl Shape + ?Sized),
+        key: impl Into<Operand<'a>>,
+    ) -> Result<Tensor> {
         let shape = shape.sizes();
         let (start, site) = (vec![0usize; shape.len()], Location::caller());
         Tensor::normal_part(dtype, &shape, &shape, &start, key).named("normal", site)
@@ -181,15 +191,15 @@ impl Tensor {
     ///
     /// [`uniform_part`](Tensor::uniform_part) has an example.
     #[track_caller]
-    pub fn normal_part(
+    pub fn normal_part<'a>(
         dtype: Dtype,
         shape: &(impl Shape + ?Sized),
         of: &(impl Shape + ?Sized),
         start: &(impl Shape + ?Sized),
-        key: i64,
+        key: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
         let [shape, of, start] = [shape.sizes(), of.sizes(), start.sizes()].map(plain);
-        random(&ops::Normal { dtype, shape, of, start }, key, ("normal_part", Location::caller()))
+        random(&ops::Normal { dtype, shape, of, start }, key.into(), ("normal_part", Location::caller()))
     }
 }
 
@@ -198,7 +208,11 @@ fn indices(list: Vec<impl Into<Index>>) -> Vec<Index> {
 }
 
 /// Runs a random op on a key.
-fn random(op: &dyn OpDef, key: i64, (method, site): (&str, &'static Location<'static>)) -> Result<Tensor> {
-    let key = run_one(&ops::IndexValue { value: ir::Index::constant(key) }, Tensors::new(), site);
-    key.and_then(|key| run_one(op, smallvec![key], site)).named(method, site)
+fn random(
+    op: &dyn OpDef,
+    key: Operand<'_>,
+    (method, site): (&str, &'static Location<'static>),
+) -> Result<Tensor> {
+    let key = key.tensor(Dtype::I64, (method, site))?;
+    run_one(op, smallvec![key], site).named(method, site)
 }

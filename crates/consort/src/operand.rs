@@ -1,4 +1,4 @@
-//! The other operand of an elementwise op: a tensor, or a number.
+//! The other operand of an elementwise op, or the key of a random one: a tensor, or a number.
 
 use std::panic::Location;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Named, Result};
 use crate::tensor::{Tensor, Tensors};
 
 /// The other operand of an elementwise op: a tensor, or a number, which becomes a 0-d tensor of the first operand's
-/// element type. Integer types need whole numbers.
+/// element type. Integer types need whole numbers. The key of random numbers is one of i64.
 ///
 /// ```
 /// use consort::Tensor;

@@ -44,6 +44,7 @@ mod inputs;
 pub mod naive;
 pub mod plan;
 mod rank;
+mod sizes;
 
 use std::fmt;
 

@@ -1,6 +1,5 @@
 //! One rank of the oracle: a position in the program and the values so far.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use consort_types::Rank;
@@ -8,16 +7,15 @@ use consort_types::Rank;
 use super::comm::{Comm, PendingId};
 use super::in_use::{InUse, bytes_of, bytes_of_type};
 use super::inputs::Symbols;
+use super::sizes::Sizes;
 use super::{OracleError, Stuck};
 use consort_ir::cost::{Total, total_of_node};
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::index::{Guard, Sym};
 use consort_ir::limits::{Budget, Excess, Limits};
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Effects, EvalCx, EvalError, Flow, Trips, check_numel};
 use consort_ir::program::{Block, Func, Node};
-use consort_ir::symbols::check_guards;
 use consort_ir::text::node_text;
 
 /// The outcome of a step.
@@ -67,8 +65,7 @@ pub(super) struct RankState<'a> {
     rank: Rank,
     values: ValueMap<Item>,
     symbols: Symbols,
-    /// The guards that mention a symbol, by number.
-    guards: BTreeMap<Sym, Vec<usize>>,
+    sizes: Sizes<'a>,
     frames: Vec<Frame<'a>>,
     /// The returned items; pendings among them are waited for before the rank finishes.
     returned: Option<Vec<Item>>,
@@ -92,7 +89,7 @@ impl<'a> RankState<'a> {
             rank,
             values: ValueMap::default(),
             symbols,
-            guards: Guard::by_symbol(&func.guards),
+            sizes: Sizes::new(func),
             frames: vec![Frame { block: &func.body, at: 0, then: Then::Return }],
             returned: None,
             node: None,
@@ -265,18 +262,8 @@ impl<'a> RankState<'a> {
         }
         let args: Vec<&Literal> = args.iter().map(|tensor| &**tensor).collect();
         let results = node.op.eval(&cx, &args).map_err(|error| self.error(error))?;
-        let arg_types: Vec<_> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
-        let defined: Vec<_> = node.op.defines(&arg_types).into_iter().map(|(sym, _)| sym).collect();
-        for (sym, value) in defined.iter().zip(&results) {
-            self.symbols.insert(*sym, value.as_size().unwrap_or(0));
-        }
-        if !defined.is_empty() {
-            let numbers: BTreeSet<usize> =
-                defined.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
-            let guards = numbers.into_iter().map(|number| &self.func.guards[number]);
-            check_guards(self.mesh, self.rank, guards, &self.symbols)
-                .map_err(|message| self.error(EvalError::new(message)))?;
-        }
+        let defined = self.sizes.define((self.mesh, self.rank), node, &results, &mut self.symbols);
+        defined.map_err(|message| self.error(EvalError::new(message)))?;
         self.advance(node, results.into_iter().map(|tensor| Item::Tensor(Rc::new(tensor))).collect());
         Ok(())
     }
@@ -362,6 +349,7 @@ impl<'a> RankState<'a> {
     /// Ends a block and passes on its results.
     fn leave(&mut self) -> Result<(), OracleError> {
         let Some(frame) = self.frames.pop() else { return Ok(()) };
+        self.sizes.leave(frame.block, &mut self.symbols);
         let results: Vec<Item> =
             frame.block.results.iter().filter_map(|value| self.values.get(*value).cloned()).collect();
         match frame.then {

@@ -185,17 +185,21 @@ impl Meeting<'_> {
 
     fn failed(&self, error: CommError) -> Error {
         let has_role = |party: &Party| party.what.contains("` as role `");
-        let is_mixed = match &error {
-            CommError::Mismatch { parties, .. } => {
-                let is_compiled = parties.iter().all(|party| party.what.contains(" of `"));
-                is_compiled && parties.iter().any(has_role) && !parties.iter().all(has_role)
+        let is_compiled = |party: &Party| party.what.contains(" of `");
+        let note = match &error {
+            CommError::Mismatch { parties, .. } if parties.iter().all(is_compiled) => {
+                let is_mixed = parties.iter().any(has_role) && !parties.iter().all(has_role);
+                is_mixed.then_some("a function must have a role on all ranks that call it, or on none")
             }
-            _ => false,
+            CommError::Mismatch { .. } | CommError::Skipped { .. } => Some(
+                "a function without communication that not all ranks call must be declared with `.local()`",
+            ),
+            _ => None,
         };
         let error = Error::comm("compile", error, self.site);
-        match is_mixed {
-            true => error.note("a function must have a role on all ranks that call it, or on none"),
-            false => error,
+        match note {
+            Some(note) => error.note(note),
+            None => error,
         }
     }
 

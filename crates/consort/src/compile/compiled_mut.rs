@@ -123,7 +123,7 @@ impl<S: Flatten + 'static, A: Flatten + 'static, R: Flatten + 'static> CompiledM
         self.0.stats()
     }
 
-    /// Fails with the explanation if there were more graphs, breaks or recompilations than given, as
+    /// Fails with the reasons if there were more graphs, breaks or recompilations than given, as
     /// [`Compiled::expect_steady`].
     ///
     /// [`CompiledMut`] has an example.

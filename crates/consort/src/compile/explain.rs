@@ -332,8 +332,33 @@ impl fmt::Display for ExplainedGraph {
     }
 }
 
-fn count(n: u64, word: &str) -> String {
+pub(super) fn count(n: u64, word: &str) -> String {
     format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+impl Explanation {
+    /// Why there are breaks and recompilations, line by line, the first ones of each.
+    pub(super) fn reasons(&self) -> impl Iterator<Item = String> {
+        /// How many of each.
+        const FIRST: usize = 8;
+        let first = |all: Vec<String>, word: &str| {
+            let more = all.len().saturating_sub(FIRST);
+            let more = (more > 0).then(|| format!("and {} more", count(more as u64, word)));
+            all.into_iter().take(FIRST).chain(more).collect::<Vec<_>>()
+        };
+        let breaks = first(self.breaks.iter().map(reason_of).collect(), "break");
+        let whys = self.recompiles.iter().map(|why| format!("recompile: {why}"));
+        let recompiles = first(whys.collect(), "recompile");
+        let lines = |reason: String| reason.lines().map(String::from).collect::<Vec<_>>();
+        breaks.into_iter().chain(recompiles).flat_map(lines)
+    }
+}
+
+/// The reason of a break. The line that prints is unknown; only that of the previous op is known.
+fn reason_of(one: &Break) -> String {
+    let at = if one.op == "print" { "after" } else { "at" };
+    let (file, line) = (one.site.file(), one.site.line());
+    format!("break: {} reads a traced tensor {at} {file}:{line}", one.op)
 }
 
 impl fmt::Display for Explanation {
@@ -357,10 +382,7 @@ impl fmt::Display for Explanation {
             )?;
         }
         for one in &self.breaks {
-            // The line that prints is unknown; only that of the previous op is known.
-            let at = if one.op == "print" { "after" } else { "at" };
-            let (file, line) = (one.site.file(), one.site.line());
-            writeln!(f, "  break: {} reads a traced tensor {at} {file}:{line}", one.op)?;
+            writeln!(f, "  {}", reason_of(one))?;
         }
         for why in &self.recompiles {
             writeln!(f, "  recompile: {}", why.to_string().replace('\n', "\n  "))?;

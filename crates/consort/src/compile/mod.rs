@@ -21,6 +21,8 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::rc::Rc;
 
+use consort_types::Failure;
+
 use crate::error::{Error, Result};
 use crate::flatten::Flatten;
 use crate::mesh::Group;
@@ -387,7 +389,7 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         self.log.borrow().stats(self.calls.get(), &graphs)
     }
 
-    /// Fails with the explanation if there were more graphs, breaks or recompilations than given.
+    /// Fails with the reasons if there were more graphs, breaks or recompilations than given.
     ///
     /// ```
     /// # fn main() -> consort::Result<()> {
@@ -406,7 +408,10 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let site = Location::caller();
         match steady.exceeded(&self.stats()) {
             None => Ok(()),
-            Some(more) => Err(Error::new("expect_steady", format!("{more}\n{}", self.explain()), site)),
+            Some(more) => {
+                let failure = self.explain().reasons().fold(Failure::new(more), Failure::row);
+                Err(Error::of("expect_steady", failure.note("`explain` shows the programs"), site))
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! What a compiled function may have needed once it is in its steady state.
 
 use super::Stats;
+use super::explain::count;
 
 /// How many graphs, breaks and recompilations a compiled function may have had: as many graphs as given, and no breaks and
 /// no recompilations unless they are given.
@@ -37,18 +38,21 @@ impl Steady {
         Steady { recompiles, ..self }
     }
 
-    /// Which counts are larger than allowed, as text.
-    pub(super) fn exceeded(self, stats: &Stats) -> Option<String> {
+    /// What was expected and what there was, if a count is larger than allowed.
+    pub(super) fn exceeded(self, stats: &Stats) -> Option<(String, String)> {
         let Steady { graphs, breaks, recompiles } = self;
         if stats.uncompiled > 0 {
-            let expected = "expected every call to be compiled";
-            return Some(format!("{expected}, got {} that ran eagerly, past the limit", stats.uncompiled));
+            let got = format!("{} that ran eagerly, past the limit", count(stats.uncompiled, "call"));
+            return Some(("every call to be compiled".to_string(), got));
         }
         if stats.graphs <= graphs && stats.breaks <= breaks && stats.recompiles <= recompiles {
             return None;
         }
-        let expected =
-            format!("expected at most {breaks} breaks, {graphs} graphs and {recompiles} recompiles");
-        Some(format!("{expected}, got {}, {} and {}", stats.breaks, stats.graphs, stats.recompiles))
+        let text = |graphs, breaks, recompiles| {
+            let (graphs, breaks) = (count(graphs, "graph"), count(breaks, "break"));
+            format!("{graphs}, {breaks} and {}", count(recompiles, "recompile"))
+        };
+        let expected = format!("at most {}", text(graphs, breaks, recompiles));
+        Some((expected, text(stats.graphs, stats.breaks, stats.recompiles)))
     }
 }

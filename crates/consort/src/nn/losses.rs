@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use consort_ir::index::Index;
+use consort_types::Failure;
 
 use crate::{Dtype, Error, Reduce, Result, Tensor};
 
@@ -28,8 +29,7 @@ pub(super) fn wide(dtype: Dtype) -> Dtype {
 pub fn mean_squared_error(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     // To broadcast one of them is almost always a mistake: [n] and [n, 1] would give n x n differences.
     let (a, b) = (&x.ty.shape, &y.ty.shape);
-    let differ = |(a, b): (&Index, &Index)| a.as_const().zip(b.as_const()).is_some_and(|(a, b)| a != b);
-    if a.len() != b.len() || a.iter().zip(b).any(differ) {
+    if differ(a, b) {
         let headline = (format!("targets of shape {:?}", x.shape()), format!("{:?}", y.shape()));
         return Err(Error::new("mean_squared_error", headline, Location::caller()));
     }
@@ -52,9 +52,34 @@ pub fn mean_squared_error(x: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// ```
 #[track_caller]
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    check_targets(logits, targets, Location::caller())?;
     let (logits, last) = (logits.cast(wide(logits.dtype()))?, targets.rank());
     let own = logits.take_along(&targets.unsqueeze(last)?, last)?.squeeze(last)?;
     logits.logsumexp(&[last], false)?.sub(&own)?.mean_all()
+}
+
+/// Whether shapes are known to differ.
+fn differ(a: &[Index], b: &[Index]) -> bool {
+    let differ = |(a, b): (&Index, &Index)| a.as_const().zip(b.as_const()).is_some_and(|(a, b)| a != b);
+    a.len() != b.len() || a.iter().zip(b).any(differ)
+}
+
+/// Fails unless there is one target, the number of a class, for each line of x.
+fn check_targets(x: &Tensor, targets: &Tensor, site: &'static Location<'static>) -> Result<()> {
+    let wrong = |failure: Box<Failure>| Err(Error::of("cross_entropy", failure, site));
+    if !matches!(targets.dtype(), Dtype::I32 | Dtype::I64) {
+        return wrong(Failure::new(("targets of i32 or i64", targets.dtype().to_string())));
+    }
+    match x.ty.shape.split_last() {
+        Some((_, lines)) if !differ(lines, &targets.ty.shape) => Ok(()),
+        Some(_) => {
+            let shape = x.shape();
+            let expected =
+                format!("targets of shape {:?}, one for each line of {shape:?}", &shape[..shape.len() - 1]);
+            wrong(Failure::new((expected, format!("{:?}", targets.shape()))))
+        }
+        None => wrong(Failure::new(("at least 1 dimension", "a 0-d tensor"))),
+    }
 }
 
 impl Embedding {
@@ -78,6 +103,7 @@ impl Embedding {
     /// ```
     #[track_caller]
     pub fn cross_entropy(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_targets(x, targets, Location::caller())?;
         let (logits, last) = (x.matmul(&self.table.t()?)?, targets.rank());
         let logits = logits.cast(wide(logits.dtype()))?;
         // The loss does not depend on what is subtracted from all logits of a row.

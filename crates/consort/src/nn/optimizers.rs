@@ -5,8 +5,10 @@
 
 use std::panic::Location;
 
+use consort_types::Failure;
+
 use crate::operand::Operand;
-use crate::{Dtype, Flatten, Result, Tensor};
+use crate::{Dtype, Error, Flatten, Result, Tensor};
 
 /// Gradient descent, with momentum if it is not 0.
 ///
@@ -50,6 +52,7 @@ impl Sgd {
         state: &Option<P>,
         rate: impl Into<Operand<'a>>,
     ) -> Result<(P, Option<P>)> {
+        check(params, Location::caller())?;
         let rate = number(rate)?;
         let velocities = state.as_ref().map(Flatten::flatten);
         let (mut next, mut kept) = (Vec::new(), Vec::new());
@@ -139,23 +142,22 @@ impl Adam {
         state: &Moments<P>,
         rate: impl Into<Operand<'a>>,
     ) -> Result<(P, Moments<P>)> {
+        check(params, Location::caller())?;
         let (rate, step) = (number(rate)?, state.step.add(1)?);
         let time = step.cast(Dtype::F64)?;
-        // The means begin at zero; this is the weight of what they have seen: 1 - beta^time.
-        let seen = |beta: f64| time.mul(beta.ln())?.expm1()?.neg();
-        let length = rate.div(&seen(self.beta1)?)?;
-        let root = seen(self.beta2)?.rsqrt()?;
+        let length = rate.div(&seen(&time, self.beta1)?)?;
+        let root = seen(&time, self.beta2)?.rsqrt()?;
         let kept = rate.mul(-self.decay)?.add(1.0)?;
         let (firsts, seconds) = (state.first.flatten(), state.second.flatten());
         let (mut next, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
         for (place, (param, grad)) in params.flatten().iter().zip(grads.flatten()).enumerate() {
-            let scalar = |x: &Tensor| x.cast(param.dtype());
+            let dtype = param.dtype();
             let mean = firsts[place].mul(self.beta1)?.add(&grad.mul(1.0 - self.beta1)?)?;
             let square = grad.mul(&grad)?.mul(1.0 - self.beta2)?;
             let square = seconds[place].mul(self.beta2)?.add(&square)?;
-            let size = square.sqrt()?.mul(&scalar(&root)?)?.add(self.eps)?;
-            let step = mean.mul(&scalar(&length)?)?.div(&size)?;
-            let param = if self.decay == 0.0 { param.clone() } else { param.mul(&scalar(&kept)?)? };
+            let size = square.sqrt()?.mul(&root.cast(dtype)?)?.add(self.eps)?;
+            let step = mean.mul(&length.cast(dtype)?)?.div(&size)?;
+            let param = if self.decay == 0.0 { param.clone() } else { param.mul(&kept.cast(dtype)?)? };
             next.push(param.sub(&step)?);
             first.push(mean);
             second.push(square);
@@ -173,6 +175,24 @@ fn zeros<P: Flatten>(params: &P) -> Result<P> {
         zeros.push(param.lt(&param)?.cast(param.dtype())?);
     }
     params.unflatten(zeros)
+}
+
+/// The weight of what a mean that begins at zero has seen: 1 - beta^time.
+#[track_caller]
+fn seen(time: &Tensor, beta: f64) -> Result<Tensor> {
+    time.mul(beta.ln())?.expm1()?.neg()
+}
+
+/// Fails unless all parameters are floats.
+fn check<P: Flatten>(params: &P, site: &'static Location<'static>) -> Result<()> {
+    match params.flatten().iter().position(|param| !param.dtype().is_float()) {
+        None => Ok(()),
+        Some(place) => {
+            let got = format!("{} in tensor {place}", params.flatten()[place].dtype());
+            let failure = Failure::new(("parameters of float types", got));
+            Err(Error::of("step", failure.note("keep other tensors outside of the parameters"), site))
+        }
+    }
 }
 
 /// A number as a 0-d f64.

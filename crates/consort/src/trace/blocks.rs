@@ -66,8 +66,14 @@ impl Session {
         self.build(|builder| builder.facts().varies(size))
     }
 
-    /// Opens a block; returns its parameters. Values that an earlier block captured are captured first.
-    pub(crate) fn begin(self: &Rc<Self>, types: Vec<Type>, captured: &[Value]) -> Result<Vec<Tensor>> {
+    /// Opens a block of a function of this name; returns its parameters. Values that an earlier block captured are captured
+    /// first.
+    pub(crate) fn begin(
+        self: &Rc<Self>,
+        name: &'static str,
+        types: Vec<Type>,
+        captured: &[Value],
+    ) -> Result<Vec<Tensor>> {
         let more = self.types(captured)?;
         let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
         let (own, inner) = values.split_at(types.len());
@@ -76,7 +82,7 @@ impl Session {
             let number = self.blocks.get() + 1;
             self.blocks.set(number);
             let captured = captured.iter().copied().zip(inner.iter().copied()).collect();
-            recording.frames.push(Frame { number, captured });
+            recording.frames.push(Frame { number, name, captured });
             recording.frames.len()
         };
         let tensor = |(value, ty): (&Value, Type)| match ty {
@@ -150,10 +156,10 @@ impl Session {
     pub(crate) fn own_function<R: Flatten>(
         self: &Rc<Self>,
         types: Vec<Type>,
-        (name, site): (&str, Site),
+        (name, site): (&'static str, Site),
         run: impl FnOnce(Vec<Tensor>) -> Result<R>,
     ) -> Result<Own<R>> {
-        let params = self.begin(types, &[])?;
+        let params = self.begin(name, types, &[])?;
         let open = self.open_block();
         let outcome = run(params).and_then(|made| {
             let results = self.operands(&made.flatten(), name, site)?;

@@ -162,6 +162,8 @@ struct Recording {
 struct Frame {
     /// Its number, of which no two blocks of a trace have the same; from 1.
     number: u32,
+    /// The function that runs it, for errors.
+    name: &'static str,
     /// The values that it captured: outside and inside.
     captured: Vec<(Value, Value)>,
 }
@@ -553,8 +555,8 @@ impl Session {
     /// Ends the graph, because its values are read on the host: live values become concrete.
     pub(crate) fn break_at(self: &Rc<Self>, op: &str, site: Site) -> Result<()> {
         self.check()?;
-        if !self.recording.borrow().frames.is_empty() {
-            let failure = Failure::new(("no host read inside cond or scan", ""));
+        if let Some(name) = self.recording.borrow().frames.last().map(|frame| frame.name) {
+            let failure = Failure::new((format!("no host read inside {name}"), ""));
             return Err(Error::of(op, failure.note("return the tensor and read it outside"), site));
         }
         if let Some(role) = &self.about.role {

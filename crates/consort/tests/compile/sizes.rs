@@ -76,6 +76,38 @@ pub(crate) fn a10_uneven_sizes_are_those_of_other_tensors(mesh: Mesh) -> Result<
     f.expect_steady(Steady::graphs(2).recompiles(1))
 }
 
+/// The guard that both are equal mentions two sizes, of which the second is read when the first has its new value.
+pub(crate) fn a10_two_sizes_from_data_are_compared_in_each_call(_: Mesh) -> Result<()> {
+    let sum = |a: &Tensor, b: &Tensor| {
+        let x = Tensor::ones(Dtype::F64, &[a.to_sizes()?[0].clone()])?;
+        let y = Tensor::full(Dtype::F64, &[b.to_sizes()?[0].clone()], 2.0)?;
+        x.add(&y)?.sum_all()
+    };
+    let once = compile(move |(a, b): (Tensor, Tensor)| sum(&a, &b)).fullgraph(true);
+    let each = compile(move |lists: (Tensor, Tensor)| {
+        let body = move |(): (), (a, b): (Tensor, Tensor)| Ok(((), sum(&a, &b)?));
+        Ok(scan(3usize, (), lists, body)?.1)
+    });
+    let list = |sizes: [i64; 3]| Tensor::from_iter(sizes);
+    for first in [2i64, 3, 1, 4] {
+        let sizes = [first, 0, first + 2];
+        let wanted = sizes.map(|size| 3.0 * size as f64);
+        for (size, wanted) in sizes.into_iter().zip(wanted) {
+            let args = (Tensor::scalar(size)?, Tensor::scalar(size)?);
+            assert_eq!(once.call(args)?.item::<f64>()?, wanted);
+        }
+        assert_eq!(each.call((list(sizes)?, list(sizes)?))?.to_vec::<f64>()?, wanted);
+    }
+    // The second size of an iteration or a call is not that of the next one.
+    let error = |outcome: Result<Tensor>| outcome.and_then(|x| x.wait()).unwrap_err().to_string();
+    let wrong = error(each.call((list([2, 3, 4])?, list([3, 4, 4])?)));
+    assert!(wrong.starts_with("to_sizes: guard `u0 == u1` failed: 2 and 3\n"), "{wrong}");
+    let wrong = error(once.call((Tensor::scalar(5i64)?, Tensor::scalar(6i64)?)));
+    assert!(wrong.starts_with("to_sizes: guard `u0 == u1` failed: 5 and 6\n"), "{wrong}");
+    once.expect_steady(Steady::graphs(1))?;
+    each.expect_steady(Steady::graphs(1))
+}
+
 pub(crate) fn a10_wrong_sizes_from_data_are_an_error(mesh: Mesh) -> Result<()> {
     let group = mesh.clone();
     let f = compile(move |(x, sizes): (Tensor, Tensor)| {

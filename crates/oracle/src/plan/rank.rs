@@ -8,6 +8,7 @@ use crate::Stuck;
 use crate::comm::PendingId;
 use crate::inputs::Symbols;
 use crate::rank::Step;
+use crate::sizes::Sizes;
 use consort_ir::entity::{Value, ValueMap};
 use consort_ir::literal::Literal;
 use consort_ir::mesh::Mesh;
@@ -37,6 +38,7 @@ pub(super) struct PlanRank<'a> {
     func: &'a Func,
     rank: Rank,
     symbols: Symbols,
+    read: Sizes<'a>,
     seats: ValueMap<Vec<TypedPlacement>>,
     sizes: ValueMap<Literal>,
     /// The operation of each pending; absent if its tensors have arrived.
@@ -63,6 +65,7 @@ impl<'a> PlanRank<'a> {
             func,
             rank,
             symbols,
+            read: Sizes::new(func),
             seats: ValueMap::default(),
             sizes: ValueMap::default(),
             pendings: ValueMap::default(),
@@ -274,10 +277,7 @@ impl<'a> PlanRank<'a> {
         }
         let tensors: Vec<&Literal> = tensors.iter().flatten().collect();
         let values = node.op.eval(&self.cx(&self.symbols), &tensors).map_err(|error| error.to_string())?;
-        let types: Vec<Type> = node.args.iter().filter_map(|arg| self.func.ty(*arg).cloned()).collect();
-        for ((sym, _), value) in node.op.defines(&types).iter().zip(&values) {
-            self.symbols.insert(*sym, value.as_size().unwrap_or(0));
-        }
+        self.read.define((self.mesh, self.rank), node, &values, &mut self.symbols)?;
         for (result, value) in node.results.iter().zip(values) {
             match self.seats(*result).first() {
                 Some(seat) => self.memory(world).write(seat, &value)?,
@@ -510,6 +510,7 @@ impl<'a> PlanRank<'a> {
             return Ok(Some(id));
         }
         self.frames.pop();
+        self.read.leave(block, &mut self.symbols);
         match then {
             Then::Return => {}
             Then::Cond(node) => {

@@ -208,9 +208,9 @@ mod tests {
         let (mesh, func) = (&program.mesh, &program.funcs[0]);
         let wanted = Wanted::by(float_arguments(func));
         let seeds = seeds(mesh, func, &wanted).unwrap();
-        let active = Active::new(func, &arguments(mesh, func, &wanted.by).unwrap(), &func.body.results);
+        let active = Active::new(func, &arguments(mesh, func, &wanted).unwrap(), &func.body.results);
         let Ok(func) = spread::make_spreads_explicit(mesh, func, &active) else { return };
-        let by = arguments(mesh, &func, &wanted.by).unwrap();
+        let by = arguments(mesh, &func, &wanted).unwrap();
         let active = Active::new(&func, &by, &func.body.results);
         let Ok(made) = derive(mesh, (&func, &active, &Again::marked(&func).unwrap()), &seeds, &wanted) else {
             return;

@@ -104,7 +104,7 @@ fn gradient_of(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Gradient, Bo
     }
     let seeds = seeds(mesh, func, wanted)?;
     let from: Vec<Value> = seeds.iter().map(|(result, _)| func.body.results[*result]).collect();
-    let active = Active::new(func, &arguments(mesh, func, &wanted.by)?, &from);
+    let active = Active::new(func, &arguments(mesh, func, wanted)?, &from);
     let warnings = notes::warnings(mesh, func, &active);
     let explicit = spread::make_spreads_explicit(mesh, func, &active)?;
     let by: Vec<Value> = wanted.by.iter().map(|number| explicit.body.params[*number]).collect();
@@ -254,7 +254,7 @@ fn brought(mesh: &Mesh, func: &Func, value: Value, axis: Axis) -> String {
 }
 
 /// The parameters of these numbers, which must be floats.
-fn arguments(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Vec<Value>, Box<Failure>> {
+fn arguments(mesh: &Mesh, func: &Func, wanted: &Wanted) -> Result<Vec<Value>, Box<Failure>> {
     let params = &func.body.params;
     let param = |number: &usize| {
         let Some(param) = params.get(*number) else {
@@ -266,10 +266,16 @@ fn arguments(mesh: &Mesh, func: &Func, wrt: &[usize]) -> Result<Vec<Value>, Box<
             ty => {
                 let ty = ty.map_or_else(String::new, |ty| ty.display(mesh).to_string());
                 let failure = Failure::new(("a float tensor", ty)).of(format!("argument {number}"));
-                Err(failure
-                    .note("data without a derivative must be captured, or be the second argument of `value_and_grad_first`"))
+                Err(failure.note(match wanted.cotangents {
+                    // A `vjp` has its cotangents where others have data.
+                    Some(_) => "data without a derivative must be captured",
+                    None => {
+                        "data without a derivative must be captured, or be the second argument of \
+                         `value_and_grad_first`"
+                    }
+                }))
             }
         }
     };
-    wrt.iter().map(param).collect()
+    wanted.by.iter().map(param).collect()
 }

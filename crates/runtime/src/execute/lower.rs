@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use consort_ir::cost;
 use consort_ir::entity::{Value, ValueMap};
-use consort_ir::index::{Guard, Index, Sym};
+use consort_ir::index::{Index, Sym, Waiting};
 use consort_ir::mesh::Mesh;
 use consort_ir::ops::{Alias, Effects, EvalCx, Flow, Op, boxes_of, built_in, layouts_of, view_of};
 use consort_ir::plan::{NodePlan, Place, Region};
@@ -38,8 +38,10 @@ pub(super) struct Lowerer<'a> {
     pub(super) n_flights: usize,
     /// The groups on which it starts operations, and the number of the next one on the queue of each.
     pub(super) queues: Vec<(GroupName, u32)>,
-    /// The guards that mention a symbol, by number.
-    guards: BTreeMap<Sym, Vec<usize>>,
+    /// Guards on sizes that no line has read yet.
+    waiting: Waiting,
+    /// The symbols that lines of the current block read from data.
+    read: Vec<Sym>,
     /// The starts in blocks for which no line of their block waits.
     leaving: BTreeSet<Value>,
     /// Whether a value is read by communication alone.
@@ -85,7 +87,8 @@ impl<'a> Lowerer<'a> {
             n_flights: 0,
             queues: Vec::new(),
             leaving: BTreeSet::new(),
-            guards: Guard::by_symbol(&func.guards),
+            waiting: Waiting::new(&func.guards, |sym| !matches!(sym, Sym::Unbacked(_))).0,
+            read: Vec::new(),
             for_starts: ValueMap::default(),
             arrived: arrived(&func.body),
             found: Vec::new(),
@@ -226,9 +229,13 @@ impl<'a> Lowerer<'a> {
                 self.leaving.remove(&node.args[0]);
             }
         }
+        let outside = std::mem::take(&mut self.read);
         for node in &block.nodes {
             self.node(id, node).map_err(|error| error.at(node.op.info().name, node.site))?;
         }
+        // The next iteration, or the other branch, reads them again.
+        let inside = std::mem::replace(&mut self.read, outside);
+        self.waiting.leave(&inside);
         Ok(())
     }
 
@@ -338,9 +345,9 @@ impl<'a> Lowerer<'a> {
             Effects::Host if results.is_empty() => {
                 let types: Vec<Type> = node.args.iter().filter_map(|arg| self.ty(*arg).cloned()).collect();
                 let symbols: Vec<Sym> = node.op.defines(&types).into_iter().map(|(sym, _)| sym).collect();
-                let numbers: BTreeSet<usize> =
-                    symbols.iter().filter_map(|sym| self.guards.get(sym)).flatten().copied().collect();
-                let guards = numbers.into_iter().map(|number| self.func.guards[number].clone()).collect();
+                let ready = self.waiting.define(&symbols).into_iter();
+                let guards = ready.map(|number| self.func.guards[number].clone()).collect();
+                self.read.extend(&symbols);
                 Ok(Step::ToSize { op: node.op.clone(), args, symbols, guards })
             }
             // It yields only sizes, which the types already state.

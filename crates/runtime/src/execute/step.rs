@@ -110,7 +110,7 @@ pub(super) enum Step {
         op: Op,
         args: Slots,
         symbols: Vec<Sym>,
-        /// The conditions that mention them.
+        /// The conditions that mention them, and no size that is read later.
         guards: Vec<Guard>,
     },
     Cond(Cond),
