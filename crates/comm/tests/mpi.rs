@@ -75,6 +75,11 @@ const ON_ONE_HOST: &[Test] = tests! {
     a_rank_that_never_comes_ends_the_job
     differing_messages_are_named
     an_unreceived_message_is_named
+    a_second_init_is_an_error
+    no_rank_ends_well_in_a_job_that_failed
+    a_rank_that_works_alone_at_the_end_is_waited_for
+    a_process_that_ends_as_a_rank_fails
+    an_error_of_a_leaked_group_is_printed
     the_wrong_library_is_seen
 };
 
@@ -252,6 +257,9 @@ fn settings_of_the_engine_are_compared(launcher: &Launcher) {
     let texts: &[&str] = &["CONSORT_MPI_MOST: expected a multiple of 8 from 8 to 1073741824, got \"12\""];
     let ran = run(launcher, 3, "cuts", &[MPI, ("CONSORT_DEADLINE", "20")]);
     fails(&ran, &[0, 1, 2].map(|rank| (rank, texts, MOMENT)));
+    let ran = run(launcher, 2, "transport", &[MPI, ("CONSORT_CHECK", "x")]);
+    let texts: &[&str] = &["CONSORT_CHECK: expected 0 or 1, got \"x\""];
+    fails(&ran, &[0, 1].map(|rank| (rank, texts, MOMENT)));
 }
 
 fn a_rank_that_fails_ends_the_others(launcher: &Launcher) {
@@ -382,6 +390,47 @@ fn an_unreceived_message_is_named(launcher: &Launcher) {
     let ran = run(launcher, 2, "unreceived", &[MPI]);
     let text: &[&str] = &["a message of rank 0 to rank 1 was never received"];
     fails(&ran, &[(0, text, MOMENT), (1, text, MOMENT)]);
+}
+
+/// Also where MPI only connects the ranks, and has ended since.
+fn a_second_init_is_an_error(launcher: &Launcher) {
+    says(run(launcher, 2, "starts_again", &[MPI]), "the first init stands", 2);
+    says(run(launcher, 2, "starts_again", &[]), "the first init stands", 2);
+}
+
+/// A rank whose own calls are all over says why it fails. It ends first, so the code is its own.
+fn no_rank_ends_well_in_a_job_that_failed(launcher: &Launcher) {
+    for (name, failing, text) in [
+        ("leaves", 0, "rank 1 left the group before it had done its part of this call"),
+        ("sends_another", 1, "a message must have the type and shape that its receiver expects"),
+    ] {
+        let ran = run(launcher, 2, name, &[MPI, CHECKED]);
+        fails(&ran, &[(failing, &[text], MOMENT)]);
+        for expected in [format!("rank {failing} stopped: "), "this process ends with code 1".to_string()] {
+            assert!(ran.out.contains(&expected), "expected {expected:?}: {}", ran.text());
+        }
+    }
+}
+
+/// A rank that computes is not late, since no other waits for a call of it.
+fn a_rank_that_works_alone_at_the_end_is_waited_for(launcher: &Launcher) {
+    let ran = run(launcher, 3, "works_alone", &[MPI, ("CONSORT_DEADLINE", "3")]);
+    says(ran, "worked for 7 s", 1);
+}
+
+fn a_process_that_ends_as_a_rank_fails(launcher: &Launcher) {
+    let ran = run(launcher, 2, "exits", &[MPI]);
+    assert!(ran.code != Some(0) && ran.time < Duration::from_secs(20), "{}", ran.text());
+    assert!(ran.out.contains("error: mpi: the process ended while it was a rank"), "{}", ran.text());
+}
+
+fn an_error_of_a_leaked_group_is_printed(launcher: &Launcher) {
+    let ran = run(launcher, 2, "leaks", &[MPI, CHECKED]);
+    assert!(ran.code != Some(0) && ran.time < Duration::from_secs(20), "{}", ran.text());
+    for expected in ["call 0 on world: the size must be the same on all ranks", "nobody looked at this error"]
+    {
+        assert!(ran.out.contains(expected), "expected {expected:?}: {}", ran.text());
+    }
 }
 
 fn two_hosts_use_mpi(launcher: &Launcher) {

@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::mpi::abi::{Handle, Handles, Numbers, STATUS};
@@ -79,6 +80,9 @@ functions! {
     imrecv "MPI_Imrecv" (Room, c_int, Handle, New, New)
 }
 
+/// Whether this process has started MPI for a rank: it does so once, and the thread that did makes all calls.
+static IS_STARTED: AtomicBool = AtomicBool::new(false);
+
 /// An initialised library. One thread uses it.
 pub(crate) struct Mpi {
     pub(super) functions: Functions,
@@ -99,6 +103,9 @@ impl Mpi {
         let functions = Functions::new(library, &identity.path)?;
         let numbers = Numbers::new(identity.abi);
         let mpi = Rc::new(Mpi { functions, handles, numbers, user_ops: UserOps::default(), identity });
+        if IS_STARTED.swap(true, Ordering::Relaxed) {
+            return Err(MpiError::Again);
+        }
         let mut before = 0;
         // SAFETY: may be called at any time.
         mpi.check("MPI_Initialized", unsafe { (mpi.functions.initialized)(&mut before) })?;

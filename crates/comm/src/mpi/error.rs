@@ -49,6 +49,8 @@ pub enum MpiError {
         /// The library.
         library: String,
     },
+    /// This process has called `init` before.
+    Again,
     /// A message was longer than its receiver expected.
     Truncated,
     /// A call failed.
@@ -100,6 +102,9 @@ impl MpiError {
                 .note(format!(
                     "initialise {library} for MPI_THREAD_SERIALIZED, or call `init` on that thread"
                 )),
+            MpiError::Again => Failure::new(("the only `init` of this process", "a second one")).note(
+                "a process is one rank, and calls MPI on the thread that called `init`: keep the first mesh there",
+            ),
             MpiError::Truncated => Failure::new("a message is longer than its receiver expects"),
             MpiError::Call { call, text } => Failure::new(format!("{call}: {text}")),
         };

@@ -1,7 +1,8 @@
 //! What ends a group over MPI, and whom it blames.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use consort_types::Failure;
 
@@ -10,6 +11,10 @@ use crate::error::{CommError, Operation, Side};
 use crate::mpi::engine::MpiGroup;
 use crate::mpi::job::Answer;
 use crate::mpi::state::State;
+use crate::unseen::{UNSEEN_NOTE, report_unseen};
+
+/// How long what is in flight on a leaked group may take.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// The error of a rank that another one has stopped.
 pub(super) fn elsewhere(cause: &Cause) -> CommError {
@@ -29,6 +34,12 @@ pub(super) fn cause(rank: usize, error: &CommError) -> Cause {
     };
     let culprits = error.culprits();
     Cause::new(by, failure, if culprits.is_empty() { vec![rank] } else { culprits })
+}
+
+/// Why a rank of a job that failed ends with code 1 although its program does not.
+pub(super) fn reason(me: usize, cause: &Cause) -> Box<Failure> {
+    let failure = if cause.by == me { cause.failure() } else { elsewhere(cause).failure() };
+    failure.note("the job has failed, so this process ends with code 1")
 }
 
 /// What each of these ranks does, by its answer.
@@ -143,6 +154,17 @@ impl MpiGroup {
         let told = self.settings.told.get();
         let unseen = |error: &CommError| !(self.is_seen.get() || told && error.follows());
         self.state.borrow().failed.clone().filter(unseen)
+    }
+
+    /// Reports the error of a group that nobody drops, also that of what is over in a moment.
+    pub(super) fn report_leaked(&self) {
+        let until = Instant::now() + MOMENT;
+        while self.advance().is_ok() && self.is_busy() && Instant::now() < until {
+            thread::yield_now();
+        }
+        if let Err(error) = self.look() {
+            report_unseen(error.failure(), UNSEEN_NOTE, self.settings.is_process);
+        }
     }
 
     /// Marks the group's error as seen, and passes an error on to the program.

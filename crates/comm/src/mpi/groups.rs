@@ -10,11 +10,21 @@ use crate::mpi::job::Answer;
 use crate::recorder::Tape;
 
 thread_local! {
-    static GROUPS: RefCell<Vec<Weak<MpiGroup>>> = const { RefCell::new(Vec::new()) };
+    static GROUPS: Groups = const { Groups(RefCell::new(Vec::new())) };
+}
+
+/// The groups of a thread. Those that are there when it ends were leaked, or the process ends by `exit`.
+struct Groups(RefCell<Vec<Weak<MpiGroup>>>);
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.0.get_mut().iter().filter_map(Weak::upgrade).for_each(|group| group.report_leaked());
+    }
 }
 
 pub(super) fn add(group: &Rc<MpiGroup>) {
-    GROUPS.with_borrow_mut(|groups| {
+    GROUPS.with(|groups| {
+        let groups = &mut *groups.0.borrow_mut();
         groups.retain(|group| group.strong_count() > 0);
         groups.push(Rc::downgrade(group));
     });
@@ -22,7 +32,7 @@ pub(super) fn add(group: &Rc<MpiGroup>) {
 
 /// All groups. A group may outlive the list, at the end of its thread.
 fn groups() -> Vec<Rc<MpiGroup>> {
-    let all = GROUPS.try_with(|groups| groups.borrow().iter().filter_map(Weak::upgrade).collect());
+    let all = GROUPS.try_with(|groups| groups.0.borrow().iter().filter_map(Weak::upgrade).collect());
     all.unwrap_or_default()
 }
 

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use consort_types::Failure;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -18,15 +19,18 @@ use crate::cause::Cause;
 use crate::control::{ControlError, differing};
 use crate::cores::{self, Cores};
 use crate::deadline::from_now;
+use crate::exit;
 use crate::flight_record::FlightRecord;
 use crate::mpi::calls::Mpi;
 use crate::mpi::comm::Comm;
 use crate::mpi::error::MpiError;
+use crate::mpi::failure::{cause, elsewhere, reason, silent};
 use crate::mpi::flight::Flight;
 use crate::mpi::groups;
 use crate::mpi::options::Options;
 use crate::mpi::span::Span;
 use crate::mpi::tape::Sent;
+use crate::mpi::waiting::pause;
 use crate::recorder::Tape;
 
 /// How long a rank waits for answers. After its deadline it asks, then tells the others that it stops, and a call must end
@@ -36,8 +40,12 @@ const ANSWERS: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_micros(50);
 /// How long a rank that fails makes sure that the others learn of it.
 const LAST: Duration = Duration::from_millis(25);
-/// How long a rank of a job that failed stays, so that the others hear of it and print their own errors.
+/// How long a rank of a job that failed stays, so that the others hear of it and print their own errors. One that has no
+/// error of its own stays longer, since the first process to end may end all.
 const LINGER: Duration = Duration::from_millis(100);
+const LINGER_LONGER: Duration = Duration::from_millis(300);
+/// How many deadlines a rank waits at its end for the others, which may compute or write a file alone.
+const DEADLINES_AT_END: u32 = 10;
 
 /// What one rank tells another.
 #[derive(Serialize, Deserialize)]
@@ -114,6 +122,8 @@ impl Job {
         let (mailbox, looked, has_stopped, local_rank) = Default::default();
         let job =
             Job { mpi, world, control, deadline, options, cores, local_rank, mailbox, looked, has_stopped };
+        let open = Failure::new("the process ended while it was a rank").of("mpi");
+        exit::open_process(open.note("drop the mesh before: return from `main`, and do not leak it"));
         Ok(Rc::new(job))
     }
 
@@ -324,6 +334,7 @@ impl Job {
         if self.has_stopped.replace(true) {
             return;
         }
+        exit::open_process(reason(self.me(), cause));
         // The cause is sent first and alone: so short a message arrives even if its receiver looks later.
         let _ = self.tell(0..self.control.size(), &Notice::Stopped(cause.clone()));
         if let Some(tape) = &tape {
@@ -357,29 +368,41 @@ impl Job {
         let _ = self.tell(ranks.iter().copied(), &Notice::Left { group, calls });
     }
 
-    /// Waits for a call of its own, on behalf of `during`.
-    fn finish(&self, during: &str, until: Instant, mut flight: Flight) -> Result<Flight, CommError> {
+    /// Waits for a call of its own, on behalf of `during`. If that fails, no such call can be made any more.
+    fn finish(&self, during: &str, until: Instant, flight: Flight) -> Result<Flight, CommError> {
+        self.finished(during, until, flight).inspect_err(|error| {
+            if self.cause().is_none() {
+                self.give_up(&cause(self.me(), error));
+            }
+        })
+    }
+
+    fn finished(&self, during: &str, until: Instant, mut flight: Flight) -> Result<Flight, CommError> {
+        let start = Instant::now();
         while !flight.test()? {
             let now = Instant::now();
             self.look(now)?;
             if let Some(cause) = self.cause() {
-                return Err(super::failure::elsewhere(&cause));
+                return Err(elsewhere(&cause));
             }
             if now >= until {
                 let all: Vec<usize> = (0..self.control.size()).collect();
-                return Err(super::failure::silent(during, self.me(), &all, &self.ask(&all, 0)));
+                return Err(silent(during, self.me(), &all, &self.ask(&all, 0)));
             }
-            thread::yield_now();
+            pause(start, now);
         }
         Ok(flight)
     }
 
     /// Waits until all ranks have read all notices, unless one of them stops.
     fn close(&self, until: Instant) -> Result<(), CommError> {
-        while !self.mailbox.borrow().sending.is_empty() && self.cause().is_none() && Instant::now() < until {
+        let start = Instant::now();
+        let mut now = start;
+        while !self.mailbox.borrow().sending.is_empty() && self.cause().is_none() && now < until {
             self.looked.set(None);
-            self.look(Instant::now())?;
-            thread::yield_now();
+            self.look(now)?;
+            pause(start, now);
+            now = Instant::now();
         }
         self.finish("finalize", until, self.control.barrier()?).map(drop)
     }
@@ -430,18 +453,21 @@ impl fmt::Debug for Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if self.has_stopped.get() || self.cause().is_some() || thread::panicking() {
-            // Others may be gone, so MPI cannot be ended in an orderly way.
+        let is_over = self.has_stopped.get() || self.cause().is_some() || thread::panicking();
+        if !is_over && self.close(from_now(self.deadline.saturating_mul(DEADLINES_AT_END))).is_ok() {
+            // An error of the last call of all concerns nobody any more.
+            let _ = self.mpi.finalize(self.deadline);
+            return exit::close_process();
+        }
+        // Others may be gone, so MPI cannot be ended in an orderly way.
+        if self.has_stopped.get() {
             let until = Instant::now() + LINGER;
-            if self.has_stopped.get() {
-                self.report();
-            }
+            self.report();
             return self.linger(until);
         }
-        if self.close(from_now(self.deadline)).is_err() {
-            return self.linger(Instant::now() + LINGER);
+        if let Some(cause) = self.cause() {
+            exit::open_process(reason(self.me(), &cause));
         }
-        // An error of the last call of all concerns nobody any more.
-        let _ = self.mpi.finalize(self.deadline);
+        self.linger(Instant::now() + LINGER_LONGER);
     }
 }

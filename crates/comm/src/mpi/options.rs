@@ -7,6 +7,7 @@ use crate::CommError;
 
 /// The most bytes that are passed to one call of MPI, whose counts have 31 bits.
 const MOST: usize = 1 << 30;
+const CHECK_NAME: &str = "CONSORT_CHECK";
 const MOST_NAME: &str = "CONSORT_MPI_MOST";
 
 /// What the environment says.
@@ -32,8 +33,8 @@ impl Options {
 
     fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Options, CommError> {
         let mut options = Options::default();
-        if let Some(value) = lookup("CONSORT_CHECK") {
-            options.is_checked = !matches!(value.trim(), "" | "0" | "false" | "off");
+        if let Some(value) = lookup(CHECK_NAME).filter(|value| !value.is_empty()) {
+            options.is_checked = read_check(&value)?;
         }
         if let Some(value) = lookup(MOST_NAME).filter(|value| !value.is_empty()) {
             options.most = read_most(&value)?;
@@ -48,6 +49,17 @@ impl Options {
             ("compared calls (CONSORT_CHECK)", checked.to_string()),
             ("bytes of one call of MPI (CONSORT_MPI_MOST)", self.most.to_string()),
         ]
+    }
+}
+
+fn read_check(value: &str) -> Result<bool, CommError> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => {
+            let failure = Failure::new(("0 or 1", format!("{value:?}"))).of(CHECK_NAME);
+            Err(CommError::Argument(failure.note("unset it: debug builds compare calls, others do not")))
+        }
     }
 }
 
@@ -71,8 +83,12 @@ mod tests {
     #[test]
     fn calls_are_compared_in_debug_builds_or_as_the_variable_says() {
         assert_eq!(read("", "").unwrap().is_checked, cfg!(debug_assertions));
-        for (value, is_checked) in [("1", true), ("on", true), ("0", false), ("", false), (" off ", false)] {
-            assert_eq!(read("CONSORT_CHECK", value).unwrap().is_checked, is_checked, "{value:?}");
+        for (value, is_checked) in [("1", true), ("0", false), ("", cfg!(debug_assertions))] {
+            assert_eq!(read(CHECK_NAME, value).unwrap().is_checked, is_checked, "{value:?}");
+        }
+        for wrong in ["x", "2", "on", " 1"] {
+            let error = read(CHECK_NAME, wrong).unwrap_err().to_string();
+            assert!(error.contains(&format!("CONSORT_CHECK: expected 0 or 1, got {wrong:?}")), "{error}");
         }
     }
 

@@ -19,6 +19,11 @@ const NAP: Duration = Duration::from_micros(50);
 /// How long a message may be on its way after its sender has left.
 const ON_ITS_WAY: Duration = Duration::from_millis(100);
 
+/// Lets others run, in a wait that began at `start`.
+pub(super) fn pause(start: Instant, now: Instant) {
+    if now < start + BUSY { thread::yield_now() } else { thread::sleep(NAP) }
+}
+
 impl MpiGroup {
     /// Advances everything in flight; true if an operation is over. Reads no clock and no notice.
     pub(super) fn advance_to(&self, ticket: Ticket) -> Result<bool, CommError> {
@@ -77,7 +82,7 @@ impl MpiGroup {
                 let error = self.late(what, &members, call);
                 return Err(self.fail(error));
             }
-            if now < start + BUSY { thread::yield_now() } else { thread::sleep(NAP) }
+            pause(start, now);
         }
     }
 

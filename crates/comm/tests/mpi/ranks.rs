@@ -136,9 +136,12 @@ pub(crate) fn run(name: &str, folder: &str) {
             }
         }
     };
-    if name == "tests_until_it_leaves" && rank == 2 {
-        // The first to end may end all others.
-        files.wait_for(&[0, 1]);
+    // The first to end may end all others.
+    match (name, rank) {
+        ("tests_until_it_leaves", 2) => files.wait_for(&[0, 1]),
+        ("leaves", 1) => files.wait_for(&[0]),
+        ("sends_another", 0) => files.wait_for(&[1]),
+        _ => {}
     }
     if let Err((text, took, starved)) = outcome {
         println!("rank {rank} got: {text}");
@@ -326,6 +329,60 @@ fn act(name: &str, world: &World, files: &Files) -> Result<(), Failed> {
             drop(group);
             let unseen = consort_comm::take_unseen().into_iter().next().expect("an error");
             return Err((unseen.to_string(), start.elapsed(), Duration::ZERO));
+        }
+        "starts_again" => {
+            let group = group(world);
+            let second = || init().map(drop).unwrap_err().to_string();
+            for error in [thread::spawn(second).join().unwrap(), second()] {
+                assert!(
+                    error.contains("init: mpi: expected the only `init` of this process, got a second"),
+                    "{error}"
+                );
+            }
+            group.barrier().unwrap().wait(later()).unwrap();
+            println!("the first init stands");
+        }
+        "leaves" => {
+            let group = group(world);
+            if rank == 0 {
+                return Err(failed(group.barrier(), later()));
+            }
+        }
+        "sends_another" => {
+            let group = group(world);
+            let message =
+                |len: usize| Message::new(1 - rank, 5, group.heap().alloc_from(&vec![7; len]).unwrap());
+            if rank == 1 {
+                return Err(failed(group.recv(message(4)), later()));
+            }
+            // It may be over before its receiver sees what differs.
+            let _ = group.send(message(8)).unwrap().wait(later());
+        }
+        "works_alone" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 0 {
+                thread::sleep(Duration::from_secs(7));
+                println!("worked for 7 s");
+            }
+        }
+        "exits" => {
+            let group = group(world);
+            group.barrier().unwrap().wait(later()).unwrap();
+            if rank == 1 {
+                exit(0);
+            }
+            return Err(failed(group.barrier(), soon()));
+        }
+        "leaks" => {
+            let group = group(world);
+            let operand = group.heap().alloc(8 + rank).unwrap();
+            files.wait(|files| rank == 0 || files.has("started"));
+            let pending = group.all_reduce(operand, Dtype::U8, Reduce::Sum);
+            files.write(if rank == 0 { "started" } else { "differs" }, "");
+            // Rank 1 may get the error, and stays until the end of rank 0 ends the job.
+            files.wait(|files| files.has(if rank == 0 { "differs" } else { "over" }));
+            std::mem::forget((pending, group));
         }
         "cut" => {
             let group = group(world);
