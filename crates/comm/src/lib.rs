@@ -77,7 +77,7 @@ pub use shm::buffer::{Buffer, Bytes, BytesMut};
 pub use shm::buffers::Buffers;
 pub use shm::common_result::Common;
 pub use shm::heap::Heap;
-pub use shm::local::{spawn, spawn_with_heap};
+pub use shm::local::{spawn, spawn_with_heap, try_spawn};
 pub use shm::probe::{Movement, Probe};
 #[doc(hidden)]
 pub use small_list::SmallList;

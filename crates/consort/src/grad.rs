@@ -185,7 +185,7 @@ impl Backward {
         Backward::default()
     }
 
-    /// Sums gradients over ranks in this element type, where theirs is smaller. The sum is converted back.
+    /// Sums gradients over ranks in this element type, of floats, where theirs is smaller. The sum is converted back.
     ///
     /// [`Backward`] has an example.
     #[must_use]
@@ -282,6 +282,10 @@ impl Backward {
     }
 }
 
+/// The way out where a gradient is asked of a function that runs uncompiled.
+const UNCOMPILED: &str = "after as many compilations as `limit` allows a function runs uncompiled: raise `limit`, or let calls \
+    share a compilation: pad sizes, make them `dynamic`, and pass settings that change as tensors";
+
 /// A call of `grad` or one of its kind.
 #[derive(Clone, Copy)]
 struct Call {
@@ -305,8 +309,12 @@ impl Call {
     ) -> Result<(R, A)> {
         let Some(session) = trace::current() else {
             let failure = Failure::new("a gradient needs a compiled function, and this one runs uncompiled");
-            return Err(self.failed(failure));
+            return Err(self.failed(failure.note(UNCOMPILED)));
         };
+        if let Some(sums) = self.how.sums.filter(|sums| !sums.is_float()) {
+            let failure = Failure::new(("`sums_in` with an element type of floats", sums.to_string()));
+            return Err(self.failed(failure));
+        }
         let at @ (name, site) = (self.name, self.site);
         let mut tensors = args.flatten();
         let by = 0..tensors.len();

@@ -117,7 +117,8 @@ impl Init {
 
     /// Runs `f` on `n` ranks, each a thread of this process, and returns their results, in rank order. Each rank has its
     /// own error, and a program should look at all of them, as [`spawn`] shows. If a rank panics, the waits of the others
-    /// fail, and the panic is resumed when all ranks have ended.
+    /// fail, and the panic is resumed when all ranks have ended. If the ranks cannot be started, because they are more than
+    /// 1024 or the machine does not have the memory, one error is returned.
     ///
     /// ```
     /// use consort::{Init, Reduce, Tensor};
@@ -131,8 +132,8 @@ impl Init {
     #[track_caller]
     pub fn spawn<T: Send>(&self, n: usize, f: impl Fn(Mesh) -> Result<T> + Sync) -> Vec<Result<T>> {
         let site = Location::caller();
-        consort_comm::spawn_with_heap(n, self.heap, |all| {
-            let failed = |failure| Error::of("spawn", failure, site);
+        let failed = |failure| Error::of("spawn", failure, site);
+        let outcomes = consort_comm::try_spawn(n, self.heap, |all| {
             check_environment().map_err(failed)?;
             let mesh = self.mesh(n).map_err(failed)?;
             let timeout = self.timeout.unwrap_or(consort_comm::DEFAULT_DEADLINE);
@@ -142,7 +143,8 @@ impl Init {
                 (Some(unseen), Ok(_)) => Err(Error::of("spawn", Box::new(unseen), site)),
                 (_, outcome) => outcome,
             }
-        })
+        });
+        outcomes.unwrap_or_else(|failure| vec![Err(failed(failure))])
     }
 
     /// Fails on every rank if they differ in what changes results or behaviour, besides their version.

@@ -286,8 +286,13 @@ impl Tensor {
     /// Whether its elements are available; advances pending operations, and never blocks.
     ///
     /// [`wait`](Tensor::wait) has an example.
+    #[track_caller]
     pub fn is_ready(&self) -> Result<bool> {
-        self.storage.as_ref().map_or(Ok(true), |storage| storage.is_ready())
+        match (&self.storage, &self.traced) {
+            (Some(storage), _) => storage.is_ready(),
+            (None, Some(traced)) => traced.is_ready(Location::caller()),
+            (None, None) => Ok(true),
+        }
     }
 
     /// The bytes of storage from its first element to its last.

@@ -100,6 +100,13 @@ fn a_tensor_that_outlived_its_trace_names_the_line_that_made_it_also_when_it_is_
         let error = y.add(&y).map(drop).unwrap_err().to_string();
         let at = format!("\n  it was made at crates/consort/tests/kept.rs:{made}\n");
         assert!(error.contains(&at) && error.contains("note: return it"), "{error}");
+        for (method, error) in [("wait", y.wait().unwrap_err()), ("is_ready", y.is_ready().unwrap_err())] {
+            assert_eq!(error.site().line(), line!() - 1);
+            let error = error.to_string();
+            let wanted =
+                format!("{method}: expected a tensor of this call, got one that a traced function kept");
+            assert!(error.starts_with(&wanted) && error.contains(&at), "{error}");
+        }
         let shown = "<print: expected a tensor of this call, got one that a traced function kept>";
         assert_eq!(y.to_string(), shown);
         Ok(made)

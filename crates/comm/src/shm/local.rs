@@ -5,9 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 
+use consort_types::Failure;
+
 use crate::cores::{self, Cores};
 use crate::deadline::DEFAULT_DEADLINE;
 use crate::group::Group;
+use crate::launch::MAX_RANKS;
+use crate::limits::way_out;
 use crate::settings::Settings;
 use crate::shm::alarm::Alarm;
 use crate::shm::layout::{prepare, reserved, rows};
@@ -27,10 +31,25 @@ pub fn spawn<T: Send>(n: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
 
 /// The same with heaps of `heap` bytes.
 pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    try_spawn(n, heap, f).expect("the machine has room for the heap of each rank")
+}
+
+/// The same; fails, and runs nothing, if there are too many ranks or the machine does not have as much memory.
+pub fn try_spawn<T: Send>(
+    n: usize,
+    heap: usize,
+    f: impl Fn(Group) -> T + Sync,
+) -> Result<Vec<T>, Box<Failure>> {
+    if n > MAX_RANKS {
+        return Err(Failure::new((format!("at most {MAX_RANKS} ranks"), n.to_string())));
+    }
     let room = heap.saturating_add(reserved(n));
-    let segment =
-        |_| Arc::new(Segment::private(room).expect("the machine has room for the heap of each rank"));
-    let segments: Vec<Arc<Segment>> = (0..n).map(segment).collect();
+    let segment = |_| match Segment::private(room) {
+        Ok(segment) => Ok(Arc::new(segment)),
+        Err(error) => Err(Failure::new(format!("a heap of {heap} bytes for each of {n} ranks: {error}"))
+            .note(way_out(&error))),
+    };
+    let segments = (0..n).map(segment).collect::<Result<Vec<Arc<Segment>>, _>>()?;
     let alarm = Arc::new(Alarm::default());
     let cores = Cores::of(n, [&cores::mine()[..]]);
     let run = |rank: usize| {
@@ -60,5 +79,5 @@ pub fn spawn_with_heap<T: Send>(n: usize, heap: usize, f: impl Fn(Group) -> T + 
     {
         resume_unwind(panic);
     }
-    results.into_iter().flatten().collect()
+    Ok(results.into_iter().flatten().collect())
 }

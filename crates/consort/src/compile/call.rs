@@ -170,8 +170,8 @@ impl<A: Flatten + 'static, R: Flatten + 'static> Compiled<A, R> {
         let failure = why.into_iter().fold(failure, |failure, why| failure.row(why.message()));
         meeting.error(failure.note(format!(
             "with `lockstep({every})` its ranks meet at calls 1, {}, {}, .., and can compile only there",
-            1 + every,
-            1 + 2 * every
+            every.saturating_add(1),
+            every.saturating_mul(2).saturating_add(1)
         )))
     }
 

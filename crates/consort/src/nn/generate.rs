@@ -67,7 +67,8 @@ impl Generator {
     #[track_caller]
     pub fn generate(&mut self, prompt: &[i64], n: usize, sampling: Option<Sampling>) -> Result<Vec<i64>> {
         let Generator { state, step, places } = self;
-        follow(prompt, n, *places, sampling, |tokens, first| step.call(state, (tokens, first)))
+        check_room(prompt, n, *places)?;
+        follow(prompt, n, sampling, |tokens, first| step.call(state, (tokens, first)))
     }
 
     /// What was compiled, and why.
@@ -84,10 +85,24 @@ impl Llama {
     /// [`nn`](super) has an example.
     #[track_caller]
     pub fn generate(&self, prompt: &[i64], n: usize, sampling: Option<Sampling>) -> Result<Vec<i64>> {
-        let places = prompt.len() + n;
+        let places = prompt.len().saturating_add(n);
+        check_room(prompt, n, places)?;
         let mut caches = self.caches(places)?;
-        follow(prompt, n, places, sampling, |tokens, first| self.forward(&tokens, &mut caches, &first))
+        follow(prompt, n, sampling, |tokens, first| self.forward(&tokens, &mut caches, &first))
     }
+}
+
+/// Fails if there is no prompt, or no room for it and `n` tokens.
+#[track_caller]
+fn check_room(prompt: &[i64], n: usize, places: usize) -> Result<()> {
+    if prompt.is_empty() || prompt.len().checked_add(n).is_none_or(|all| all > places) {
+        let message = (
+            format!("a prompt, and room for it and {n} tokens in {places} places"),
+            prompt.len().to_string(),
+        );
+        return Err(crate::Error::new("generate", message, std::panic::Location::caller()));
+    }
+    Ok(())
 }
 
 /// Chooses tokens one by one, each from the logits of a step.
@@ -95,17 +110,9 @@ impl Llama {
 fn follow(
     prompt: &[i64],
     n: usize,
-    places: usize,
     sampling: Option<Sampling>,
     mut step: impl FnMut(Tensor, Index) -> Result<Tensor>,
 ) -> Result<Vec<i64>> {
-    if prompt.is_empty() || prompt.len() + n > places {
-        let message = (
-            format!("a prompt, and room for it and {n} tokens in {places} places"),
-            prompt.len().to_string(),
-        );
-        return Err(crate::Error::new("generate", message, std::panic::Location::caller()));
-    }
     let mut chance = sampling.map(|sampling| Rng::new(sampling.seed));
     let (mut tokens, mut given) = (prompt.to_vec(), 0);
     while tokens.len() < prompt.len() + n {

@@ -46,13 +46,16 @@ pub use weights::Weights;
 
 use std::ops::Range;
 
-/// A member's range of `entries` that are sharded as evenly as possible.
+/// A member's range of `entries` that are sharded as evenly as possible; an empty one for a number that no member has.
 ///
 /// ```
 /// use consort::nn::share;
 ///
 /// assert_eq!([share(16, 0, 3), share(16, 1, 3), share(16, 2, 3)], [0..5, 5..10, 10..16]);
+/// assert_eq!([share(16, 3, 3), share(16, 0, 0)], [16..16, 16..16]);
 /// ```
 pub fn share(entries: usize, member: usize, members: usize) -> Range<usize> {
-    entries * member / members..entries * (member + 1) / members
+    // At most `entries`, so that it is a usize again.
+    let start = |member: usize| (entries as u128 * member as u128 / members as u128) as usize;
+    if member < members { start(member)..start(member + 1) } else { entries..entries }
 }

@@ -5,9 +5,12 @@
 
 use std::panic::Location;
 
+use consort_ir::index::Index;
+use consort_ir::types::shape_text;
 use consort_types::Failure;
 
 use crate::operand::Operand;
+use crate::world::World;
 use crate::{Dtype, Error, Flatten, Result, Tensor};
 
 /// Gradient descent, with momentum if it is not 0.
@@ -53,6 +56,10 @@ impl Sgd {
         rate: impl Into<Operand<'a>>,
     ) -> Result<(P, Option<P>)> {
         check(params, Location::caller())?;
+        check_fit(params, "gradients", grads)?;
+        if let Some(state) = state {
+            check_fit(params, "tensors of the state", state)?;
+        }
         let rate = number(rate)?;
         let velocities = state.as_ref().map(Flatten::flatten);
         let (mut next, mut kept) = (Vec::new(), Vec::new());
@@ -143,6 +150,9 @@ impl Adam {
         rate: impl Into<Operand<'a>>,
     ) -> Result<(P, Moments<P>)> {
         check(params, Location::caller())?;
+        check_fit(params, "gradients", grads)?;
+        check_fit(params, "first moments", &state.first)?;
+        check_fit(params, "second moments", &state.second)?;
         let (rate, step) = (number(rate)?, state.step.add(1)?);
         let time = step.cast(Dtype::F64)?;
         let length = rate.div(&seen(&time, self.beta1)?)?;
@@ -165,6 +175,31 @@ impl Adam {
         let (first, second) = (state.first.unflatten(first)?, state.second.unflatten(second)?);
         Ok((params.unflatten(next)?, Moments { step, first, second }))
     }
+}
+
+/// Fails unless there is one of these for each parameter, of its shape. Sizes that are known only when a compiled function
+/// runs are compared by the ops of the step.
+#[track_caller]
+fn check_fit<P: Flatten>(params: &P, what: &str, others: &P) -> Result<()> {
+    let (params, others, site) = (params.flatten(), others.flatten(), Location::caller());
+    let refused = |expected, got: String| Err(Error::new("step", (expected, got), site));
+    if others.len() != params.len() {
+        return refused(format!("{} {what}, one for each parameter", params.len()), others.len().to_string());
+    }
+    for (place, (param, other)) in params.iter().zip(&others).enumerate() {
+        let (expected, got) = (&param.ty.shape, &other.ty.shape);
+        let differ = |(a, b): (&Index, &Index)| (a - b).as_const().is_some_and(|more| more != 0);
+        if expected.len() != got.len() || expected.iter().zip(got).any(differ) {
+            let world = World::current()?;
+            let mesh = world.mesh();
+            let text = |shape: &[Index]| shape_text(shape, &mesh);
+            return refused(
+                format!("{what} of the shapes of the parameters, number {place} of {}", text(expected)),
+                text(got),
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Zeros of the same types. They are computed from the tensors, so that they differ over the same axes.

@@ -12,13 +12,17 @@ use consort_ir::infer::fits;
 use consort_ir::ops::{Op, OpDef};
 use consort_ir::program::{Block, Func};
 use consort_ir::types::Type;
-use consort_types::Axes;
+use consort_types::{Axes, Failure};
 
 use crate::error::{Error, Result};
 use crate::flatten::Flatten;
 use crate::tensor::Tensor;
 
 use super::{Frame, Session, Site, Start, Traced};
+
+/// How many blocks may be open. The passes and the executor call themselves for what is inside a block, and a thread's
+/// stack must have room for that.
+const MAX_NESTED: usize = 64;
 
 /// A function that was traced as one of its own.
 pub(crate) struct Own<R> {
@@ -74,6 +78,12 @@ impl Session {
         types: Vec<Type>,
         captured: &[Value],
     ) -> Result<Vec<Tensor>> {
+        if self.recording.borrow().frames.len() >= MAX_NESTED {
+            let expected = format!("at most {MAX_NESTED} loops, branches and gradients inside one another");
+            let failure = Failure::new((expected, format!("more than {MAX_NESTED}")))
+                .note("use one `scan` or `while_loop` instead of one inside another");
+            return Err(Error::of("compile", failure, self.last_site()));
+        }
         let more = self.types(captured)?;
         let values = self.build(|builder| builder.begin_block([types.clone(), more].concat()))?;
         let (own, inner) = values.split_at(types.len());
@@ -103,13 +113,13 @@ impl Session {
     /// Closes a block; returns it and the values that it captured.
     pub(crate) fn end(self: &Rc<Self>, results: &[Value]) -> (Result<Block>, Vec<Value>) {
         // What is pending in the block ends with it.
-        let joined = self.join_block(Location::caller());
+        let joined = self.join_block(self.last_site());
         let depth = self.recording.borrow().frames.len();
         let open: Vec<Rc<Start>> = {
             let recording = self.recording.borrow();
             recording.starts.iter().filter(|start| start.depth == depth && !start.waited()).cloned().collect()
         };
-        let waited = open.iter().try_for_each(|start| self.wait_for(start, Location::caller()));
+        let waited = open.iter().try_for_each(|start| self.wait_for(start, start.site));
         let block = self.build(|builder| builder.end_block(results));
         let frame = self.recording.borrow_mut().frames.pop();
         let captured = frame.map_or_else(Vec::new, |frame| frame.captured);

@@ -275,12 +275,29 @@ impl Traced {
 
     /// Records the wait of its start, or waits for the tensor that it became.
     pub(crate) fn wait(&self, site: Site) -> Result<()> {
-        match (self.landed(), self.start(), super::current()) {
-            (Some(landed), _, _) => landed.wait(),
-            (None, Some(start), Some(session)) => session.wait_for(&start, site),
-            (None, None, Some(session)) => self.join(&session, site),
-            _ => Ok(()),
+        if let Some(landed) = self.landed() {
+            return landed.wait();
         }
+        let session = self.own_session("wait", site)?;
+        match self.start() {
+            Some(start) => session.wait_for(&start, site),
+            None => self.join(&session, site),
+        }
+    }
+
+    /// Whether the tensor that it became is available; in the trace it is, or will be waited for.
+    pub(crate) fn is_ready(&self, site: Site) -> Result<bool> {
+        match self.landed() {
+            Some(landed) => landed.is_ready(),
+            None => self.own_session("is_ready", site).map(|_| true),
+        }
+    }
+
+    /// The session that is tracing now; fails if this is not a value of it.
+    fn own_session(&self, op: &str, site: Site) -> Result<Rc<Session>> {
+        let session = super::current().ok_or_else(|| self.kept(op, site))?;
+        self.check(&session, op, site)?;
+        Ok(session)
     }
 
     pub(crate) fn session(&self) -> Option<Rc<Session>> {

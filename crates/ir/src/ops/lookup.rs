@@ -287,7 +287,11 @@ impl OpDef for TakeAlong {
         })])
     }
     fn vjp<'c, 'm>(&self, cx: &'c VjpCx<'m>) -> Cotangents<'c, 'm> {
-        Ok(vec![Some(add_along(cx, &cx.arg_ty(0), cx.arg(1), self.dim, cx.cotangent(0))), None])
+        let x = cx.arg_ty(0);
+        // Refuses the places that `take_along` refuses, also where it is not computed: sums are flat, over all lines.
+        let numbers = Iota { dtype: Dtype::I64, shape: vec![x.shape[self.dim].clone()], dim: 0 };
+        let checked = cx.op(Gather { dim: 0 }, &[cx.op(numbers, &[]), cx.arg(1)]);
+        Ok(vec![Some(add_along(cx, &x, checked, self.dim, cx.cotangent(0))), None])
     }
 }
 

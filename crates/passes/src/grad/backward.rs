@@ -229,6 +229,11 @@ impl Backward<'_, '_> {
 
     /// The operands whose cotangents are needed, with these, which must fit them.
     fn checked(&self, entry: &Entry<'_>, made: Vec<Option<Value>>) -> Result<Made, Box<Failure>> {
+        if made.len() != entry.args.len() {
+            let expected = format!("a cotangent, or `None`, for each of the {} operands", entry.args.len());
+            let got = format!("a list of {}", made.len());
+            return Err(Failure::new((expected, got)).note("the gradient rule of the op must return them"));
+        }
         let mut kept = Vec::new();
         for (i, (operand, made)) in entry.args.iter().zip(made).enumerate() {
             let Some(cotangent) = made.filter(|_| self.active.has(entry.node.args[i])) else { continue };

@@ -119,9 +119,16 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// The elements from the first to the last: those of the tensor in row-major order if it is contiguous, as all operands
-    /// of a kernel are that does not ask for strides; else with whatever lies between them.
+    /// of a kernel are that does not ask for strides; else with whatever lies between them. Elements that are wider than
+    /// the tensor's are an error.
     pub fn elements<T: Pod>(&self) -> Result<&'a [T], KernelError> {
-        let bytes = &self.bytes[..span(self.shape, self.strides) * size_of::<T>()];
+        let (n, size) = (span(self.shape, self.strides), size_of::<T>());
+        let bytes = n.checked_mul(size).and_then(|n| self.bytes.get(..n)).ok_or_else(|| {
+            KernelError::new((
+                format!("{n} elements of {size} bytes"),
+                format!("a tensor of {} with {} bytes of storage", self.dtype, self.bytes.len()),
+            ))
+        })?;
         bytemuck::try_cast_slice(bytes).map_err(|error| KernelError::new(format!("storage: {error}")))
     }
 
