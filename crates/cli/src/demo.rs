@@ -12,13 +12,14 @@ mod train;
 mod train_rank;
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::mpirun::{SELF, over_mpi};
+use crate::mpirun::{SELF, over_mpi, wrong_count};
 use crate::report::{MACHINE, Machine, Report, wrong};
 
 use bar::Bar;
@@ -145,9 +146,11 @@ fn run_ranks(rank: &[&str], args: &Args, mut seen: impl FnMut(Value)) -> anyhow:
         }
     };
     command.args(rank);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A process group of its own: a signal from the terminal reaches it once, through this process.
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|error| failed(&format!("cannot start the ranks: {error}")))?;
     let (out, errors) = (child.stdout.take(), child.stderr.take());
+    let mut ran = None;
     let errors = std::thread::spawn(move || {
         let mut text = String::new();
         let _ = errors.map(|mut errors| errors.read_to_string(&mut text));
@@ -156,9 +159,14 @@ fn run_ranks(rank: &[&str], args: &Args, mut seen: impl FnMut(Value)) -> anyhow:
     for line in BufReader::new(out.context("demo: no output")?).lines() {
         let line = line.map_err(|error| failed(&format!("cannot read from the ranks: {error}")))?;
         let value = line.find('{').and_then(|at| serde_json::from_str::<Value>(&line[at..]).ok());
-        value.into_iter().for_each(&mut seen);
+        let Some(value) = value else { continue };
+        ran = ran.or(value["ranks"].as_u64());
+        seen(value);
     }
     let status = child.wait().map_err(|error| failed(&format!("cannot wait for the ranks: {error}")))?;
+    if let Some(ran) = ran.filter(|ran| *ran != args.ranks as u64) {
+        bail!(wrong_count("demo: --mpirun", args.ranks, ran));
+    }
     let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(MACHINE);
     Ok((code, errors.join().unwrap_or_default()))
 }

@@ -3,8 +3,9 @@
 use std::process::Command;
 
 use anyhow::{Context, bail};
+use consort_types::Failure;
 
-use crate::report::wrong;
+use crate::report::{count, wrong};
 
 /// This program, which may have been replaced since it started; not its path.
 pub(crate) const SELF: &str = "/proc/self/exe";
@@ -30,4 +31,10 @@ pub(crate) fn over_mpi(option: &str, mpirun: &str, ranks: usize) -> anyhow::Resu
     let program = std::env::current_exe().context("cannot find this program")?;
     command.args(&words[1..]).arg(program).env("CONSORT_ENGINE", "mpi");
     Ok(command)
+}
+
+/// The failure of a command that started another number of ranks than it was asked for.
+pub(crate) fn wrong_count(option: &'static str, expected: usize, got: u64) -> Box<Failure> {
+    let note = format!("write {RANKS} for the number of ranks in the command, as in `mpirun -n {RANKS}`");
+    wrong(option, format!("{} to start", count(expected, "rank")), got).note(note)
 }

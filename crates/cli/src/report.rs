@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 
+use consort_comm::launch::Interrupted;
 use consort_types::Failure;
 
 /// Success.
@@ -46,8 +47,11 @@ impl Report {
     }
 }
 
-/// The exit code of an error: errors that are not marked as the machine's are the user's.
+/// The exit code of an error: errors that are neither a signal's nor marked as the machine's are the user's.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(interrupted) = error.downcast_ref::<Interrupted>() {
+        return interrupted.code();
+    }
     if error.is::<Machine>() { MACHINE } else { WRONG }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
-use consort_comm::launch::{LaunchError, Options, Orphans, Outcome, Sink, enter, launch};
+use consort_comm::launch::{LaunchError, Options, Orphans, Outcome, Sink, enter, forward_signals, launch};
 
 use crate::report::{Machine, Report, wrong};
 use crate::run_hosts;
@@ -73,6 +73,20 @@ pub(crate) const ENTRY: &str = "__rank";
 
 /// How long ranks may take to end by default.
 pub(crate) const GRACE: Duration = Duration::from_secs(2);
+
+/// How long the processes of a subcommand may take to end after a signal: a launcher among them gives its ranks two
+/// grace periods.
+const CHILDREN_GRACE: Duration = Duration::from_secs(6);
+
+/// Runs a subcommand that starts launchers and other programs: they end with it, also after a signal.
+pub(crate) fn forwarding(
+    name: &'static str,
+    work: impl FnOnce() -> anyhow::Result<Report>,
+) -> anyhow::Result<Report> {
+    forward_signals(CHILDREN_GRACE, work)
+        .map_err(|error| Machine(format!("{name}: cannot forward signals: {error}")))?
+        .unwrap_or_else(|interrupted| Err(anyhow::Error::new(interrupted).context(name)))
+}
 
 /// The command for `Options::entry`. Not the path of this program, which may have been replaced since it started.
 pub(crate) fn entry() -> Vec<OsString> {

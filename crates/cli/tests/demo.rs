@@ -96,6 +96,20 @@ fn every_demo_runs_over_mpi() {
     }
 }
 
+#[test]
+fn an_mpirun_that_starts_another_number_of_ranks_is_refused() {
+    for mpirun in mpirun::mpiruns() {
+        let one = mpirun.replace("{ranks}", "1");
+        for which in ["halo", "train"] {
+            let output = demo(&[which, "--small", "--mpirun", &one]);
+            assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(1), ""), "{one}");
+            let expected = "error: demo: --mpirun: expected 2 ranks to start, got 1\n  note: write {ranks} for the \
+                            number of ranks in the command, as in `mpirun -n {ranks}`\n";
+            assert_eq!(text(&output.stderr), expected);
+        }
+    }
+}
+
 /// The lines of the training demo on two ranks, and a proof that it leaves nothing on the disk.
 fn trained(kill: &str) -> Vec<Value> {
     let folder = std::env::temp_dir().join(format!("consort-demo-test-{}-{kill}", std::process::id()));

@@ -16,6 +16,7 @@
 mod descendants;
 mod entry;
 mod error;
+mod forward;
 mod link;
 mod output;
 mod signals;
@@ -26,6 +27,7 @@ mod watcher_handle;
 pub use descendants::Orphans;
 pub use entry::enter;
 pub use error::LaunchError;
+pub use forward::{Interrupted, forward_signals};
 pub use output::Sink;
 
 use std::ffi::OsString;
@@ -95,6 +97,8 @@ pub struct Outcome {
     pub code: u8,
     /// The first failure, as text; empty on success.
     pub summary: String,
+    /// The first signal that the launcher forwarded to the ranks.
+    pub interrupted: Option<Interrupted>,
 }
 
 /// The exit code of a job that timed out, as `timeout` has it.
@@ -142,19 +146,20 @@ pub fn launch(options: &Options, out: Sink, err: Sink) -> Result<Outcome, Launch
         order: Vec::new(),
         killing: None,
         interrupts: 0,
-        signalled: false,
+        interrupted: None,
         failed_ns: None,
         timed_out: false,
     };
     let left = watch.run(&signals).and_then(|()| watch.end_what_is_left(&signals));
     // All ranks have ended, but the reader of our output may be slow. After a signal or a timeout that wait is limited.
-    let hurry = (watch.signalled || watch.timed_out).then_some(options.grace);
-    let Watch { ranks, mut watcher, mut coordinator, order, failed_ns, timed_out, .. } = watch;
+    let hurry = (watch.interrupted.is_some() || watch.timed_out).then_some(options.grace);
+    let Watch { ranks, mut watcher, mut coordinator, order, failed_ns, timed_out, interrupted, .. } = watch;
     let (tails, lost) = carrier.finish(&signals, hurry);
     coordinator.stop();
     let left = left.map_err(|Gone| watcher.gone())?;
     let ends = summary::Ends { ranks: &ranks, order: &order, timed_out, tails: &tails };
     let mut outcome = ends.outcome(coordinator.failure(), coordinator.strangers(), options);
+    outcome.interrupted = interrupted;
     if outcome.code != 0 {
         let mut flight = coordinator.flight_record();
         flight.until_ns = failed_ns.unwrap_or(flight.until_ns);
@@ -229,8 +234,8 @@ struct Watch<'a> {
     killing: Option<Killing>,
     /// How often a SIGINT came.
     interrupts: usize,
-    /// Whether a signal came that ends the job.
-    signalled: bool,
+    /// The first signal that ends the job.
+    interrupted: Option<Interrupted>,
     /// When the first failure was seen, on the clock of the flight recorders.
     failed_ns: Option<u64>,
     timed_out: bool,
@@ -321,7 +326,7 @@ impl Watch<'_> {
     }
 
     fn note_signal(&mut self, signal: Signal) {
-        self.signalled = true;
+        self.interrupted.get_or_insert(Interrupted::by(signal));
         self.interrupts += usize::from(signal == Signal::INT);
     }
 

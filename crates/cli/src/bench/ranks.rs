@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::options::seconds;
 use super::process::Process;
-use crate::mpirun::{SELF, over_mpi};
+use crate::mpirun::{SELF, over_mpi, wrong_count};
 use crate::report::Machine;
 
 /// How many ranks of a hidden entry of this binary are started, and by which mpirun, if they are to use MPI.
@@ -54,6 +54,10 @@ pub(super) fn figures_of(
         .map(serde_json::from_str)
         .collect::<Result<_, _>>()
         .context("bench: cannot parse a figure")?;
+    let mut ran = figures.iter().filter_map(|figure| figure["ranks"].as_u64());
+    if let Some(ran) = ran.find(|ran| start.mpirun.is_some() && *ran != start.ranks as u64) {
+        bail!(wrong_count("bench: --mpirun", start.ranks, ran));
+    }
     match figures.is_empty() {
         true => bail!("bench: --cases: no case for {} ranks begins with `{cases}`", start.ranks),
         false => Ok(figures),

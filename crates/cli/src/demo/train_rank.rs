@@ -203,7 +203,7 @@ impl Run<'_> {
         let explained = function.explain();
         let graph = explained.graphs.first();
         self.say(&json!({
-            "state_bytes": bytes, "step_bytes": graph.map(|graph| graph.peak_bytes),
+            "ranks": self.mesh.size(), "state_bytes": bytes, "step_bytes": graph.map(|graph| graph.peak_bytes),
             "wire_bytes": graph.map(|graph| graph.cost.wire), "copied_bytes": copied, "copies": graph.map(|graph| &graph.copies),
             "graphs": explained.stats.graphs, "breaks": explained.stats.breaks,
         }))

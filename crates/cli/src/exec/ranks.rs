@@ -96,6 +96,9 @@ pub(super) fn run_on_processes(
         answers.push(said.map(|(head, bytes)| answer(&head, &bytes)));
     }
     if answers.iter().any(Option::is_none) {
+        if let Some(interrupted) = outcome.interrupted {
+            return Err(anyhow::Error::new(interrupted).context("exec"));
+        }
         // It died, or could not start.
         let mut text = Vec::new();
         let _ = said.seek(SeekFrom::Start(0)).and_then(|_| said.read_to_end(&mut text));

@@ -74,6 +74,20 @@ pub(crate) fn shells(n: usize, script: &str) -> Command {
     consort(&["-n", &n.to_string(), "--", "sh", "-c", script])
 }
 
+/// The command as the last arguments of another one, which becomes it.
+pub(crate) fn through(wrapper: &[&str], command: &Command) -> Command {
+    let [program, arguments @ ..] = wrapper else { panic!("no wrapper") };
+    let mut outer = Command::new(program);
+    outer.args(arguments).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
+}
+
 /// The arguments with which this test program runs only its part.
 pub(crate) const OWN_ARGUMENTS: [&str; 4] = ["--exact", "rank_program", "--nocapture", "--quiet"];
 

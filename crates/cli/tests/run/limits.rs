@@ -4,7 +4,7 @@ use std::process::{Command, exit};
 
 use consort_comm::World;
 
-use super::job::{Ended, LONG, consort, ranks, run, shells};
+use super::job::{Ended, LONG, consort, ranks, run, shells, through};
 use super::rank::say;
 
 /// Larger than the address space that some tests allow.
@@ -23,16 +23,7 @@ pub(crate) fn play(world: &World, part: &str) {
 
 /// The command under a limit, as a shell sets it, on the ranks for which the condition holds.
 fn limited(limit: &str, command: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("{limit}; exec \"$0\" \"$@\"")]);
-    shell.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    shell
+    through(&["sh", "-c", &format!("{limit}; exec \"$0\" \"$@\"")], command)
 }
 
 /// The job of `ranks`, each rank under a limit.

@@ -24,6 +24,7 @@ pub(crate) mod socket;
 pub use client::{Control, Peer};
 pub use coordinator::Coordinator;
 pub use error::ControlError;
+pub(crate) use failure::signal_name;
 pub use failure::{Exit, JobFailure, What};
 pub use frame::MAX_BLOB;
 pub use parity::Differing;

@@ -49,7 +49,7 @@ impl Ends<'_> {
         if strangers > 0 {
             let _ = writeln!(summary, "note: {strangers} connections to the job's socket were turned away");
         }
-        Outcome { code, summary }
+        Outcome { code, summary, interrupted: None }
     }
 
     fn bad_exit(&self, rank: usize) -> Option<Exit> {
