@@ -1,5 +1,6 @@
 //! What is said of a gradient besides its program: over which axes each cotangent is summed, and warnings.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use consort_ir::entity::{Value, ValueMap};
@@ -43,95 +44,132 @@ impl Summed {
 /// Where the gradients by these arguments are summed: at the spreads that values equal over an axis reach. What lies
 /// beyond a spread differs. An argument of which each rank has a part counts from where it is gathered.
 pub(super) fn sums(mesh: &Mesh, func: &Func, active: &Active, by: &[usize]) -> Vec<Summed> {
-    let of = |number: &usize| {
-        let mut places: Vec<(Axes, Option<Site>)> = Vec::new();
-        for axis in mesh.all_axes().iter().filter(|axis| mesh.axis_size(*axis) > 1) {
-            for site in Reached::of(func, active, func.body.params[*number], axis) {
-                match places.iter_mut().find(|(_, other)| *other == site) {
+    let mut all: Vec<Summed> =
+        by.iter().map(|number| Summed { argument: *number, over: Vec::new() }).collect();
+    for axis in mesh.all_axes().iter().filter(|axis| mesh.axis_size(*axis) > 1) {
+        let reached = Reached::of(func, active, axis);
+        for Summed { argument, over } in &mut all {
+            for site in reached.from(func.body.params[*argument]) {
+                match over.iter_mut().find(|(_, other)| *other == site) {
                     Some((axes, _)) => *axes = axes.union(Axes::one(axis)),
-                    None => places.push((Axes::one(axis), site)),
+                    None => over.push((Axes::one(axis), site)),
                 }
             }
         }
-        Summed { argument: *number, over: places }
-    };
-    by.iter().map(of).collect()
+    }
+    all
 }
 
-/// What a value is to a parameter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Is {
-    /// The parameter itself, in another form: it differs over the axis.
-    Part,
-    /// Computed from it, and equal over the axis.
-    Equal,
-}
-
-/// The values that depend on a parameter, as far as a gradient passes through them and they are equal over an axis.
+/// The spreads over an axis that values reach, as far as a gradient passes through what depends on them. From a value
+/// that is equal over the axis, only values that are equal too are followed; from one that differs, which is a part of a
+/// parameter, its other forms. Found from the results backwards, for all parameters at once: for each on its own, the
+/// time would be quadratic in their number.
 struct Reached<'a> {
     func: &'a Func,
     active: &'a Active,
     axis: Axis,
-    values: ValueMap<Is>,
-    /// The lines of the spreads over the axis that they enter.
+    /// The lines of the spreads over the axis, each once, in their order.
     sites: Vec<Option<Site>>,
+    /// The places of the lines in this list.
+    places: BTreeMap<Line, usize>,
+    /// For each value a bit for every line that it reaches.
+    values: ValueMap<Vec<u64>>,
     changed: bool,
 }
 
 impl Reached<'_> {
-    fn of(func: &Func, active: &Active, param: Value, axis: Axis) -> Vec<Option<Site>> {
-        let (values, sites) = (ValueMap::default(), Vec::new());
-        let mut reached = Reached { func, active, axis, values, sites, changed: false };
-        reached.add(param, Is::Part);
-        while std::mem::take(&mut reached.changed) {
+    fn of<'a>(func: &'a Func, active: &'a Active, axis: Axis) -> Reached<'a> {
+        let (sites, places, values) = (Vec::new(), BTreeMap::new(), ValueMap::default());
+        let mut reached = Reached { func, active, axis, sites, places, values, changed: true };
+        reached.number_sites(&func.body);
+        while !reached.sites.is_empty() && std::mem::take(&mut reached.changed) {
             reached.block(&func.body);
         }
-        reached.sites
+        reached
     }
 
-    /// Adds a value that depends on one that is so, if it is equal over the axis or a form of the parameter.
-    fn add(&mut self, value: Value, from: Is) {
-        let is_equal = self.func.ty(value).is_some_and(|ty| !ty.varies().contains(self.axis));
-        let is = if is_equal { Is::Equal } else { Is::Part };
-        if (is_equal || from == Is::Part) && self.active.has(value) && self.values.get(value).is_none() {
-            self.values.insert(value, is);
-            self.changed = true;
+    /// The lines that a parameter reaches.
+    fn from(&self, param: Value) -> impl Iterator<Item = Option<Site>> {
+        let bits = self.values.get(param).filter(|_| self.active.has(param)).map_or(&[][..], Vec::as_slice);
+        let is_reached =
+            |place: &usize| bits.get(place / 64).is_some_and(|word| word >> (place % 64) & 1 == 1);
+        (0..self.sites.len()).filter(is_reached).map(|place| self.sites[place])
+    }
+
+    fn number_sites(&mut self, block: &Block) {
+        for node in &block.nodes {
+            node.blocks.iter().for_each(|inside| self.number_sites(inside));
+            if self.sums(node) && !self.places.contains_key(&line(node)) {
+                self.places.insert(line(node), self.sites.len());
+                self.sites.push(node.site);
+            }
         }
+    }
+
+    fn sums(&self, node: &Node) -> bool {
+        matches!(
+            node.op.as_op(),
+            Some(Spread { over: GroupName::Axes(axes) }) if axes.contains(self.axis)
+        )
+    }
+
+    fn is_equal(&self, value: Value) -> bool {
+        self.func.ty(value).is_some_and(|ty| !ty.varies().contains(self.axis))
     }
 
     fn block(&mut self, block: &Block) {
-        for node in &block.nodes {
-            self.follow(&links_in(node));
-            node.blocks.iter().for_each(|inside| self.block(inside));
-            self.follow(&links_out(node));
+        for node in block.nodes.iter().rev() {
+            links_out(node).into_iter().for_each(|(from, to)| self.follow(from, to));
+            node.blocks.iter().rev().for_each(|inside| self.block(inside));
+            links_in(node).into_iter().for_each(|(from, to)| self.follow(from, to));
             if node.op.flow() != Flow::Straight {
                 continue;
             }
-            let reached: Vec<Is> =
-                node.args.iter().filter_map(|arg| self.values.get(*arg).copied()).collect();
-            let sums = matches!(
-                node.op.as_op(),
-                Some(Spread { over: GroupName::Axes(axes) }) if axes.contains(self.axis)
-            );
-            if reached.contains(&Is::Equal) && sums {
-                if !self.sites.contains(&node.site) {
-                    self.sites.push(node.site);
+            let place = self.places.get(&line(node)).copied().filter(|_| self.sums(node));
+            for arg in &node.args {
+                match place {
+                    Some(place) if self.is_equal(*arg) => {
+                        let mut bits = vec![0; place / 64 + 1];
+                        bits[place / 64] = 1 << (place % 64);
+                        self.add(*arg, &bits);
+                    }
+                    _ if self.is_equal(*arg) || keeps_form(node) => {
+                        node.results.iter().for_each(|result| self.follow(*arg, *result));
+                    }
+                    _ => {}
                 }
-            } else if reached.contains(&Is::Equal) {
-                node.results.iter().for_each(|result| self.add(*result, Is::Equal));
-            } else if reached.contains(&Is::Part) && keeps_form(node) {
-                node.results.iter().for_each(|result| self.add(*result, Is::Part));
             }
         }
     }
 
-    fn follow(&mut self, links: &[(Value, Value)]) {
-        for (from, to) in links {
-            if let Some(is) = self.values.get(*from) {
-                self.add(*to, *is);
-            }
+    /// Adds to a value what one that depends on it reaches.
+    fn follow(&mut self, from: Value, to: Value) {
+        if (self.is_equal(to) || !self.is_equal(from))
+            && self.active.has(to)
+            && let Some(bits) = self.values.get(to).cloned()
+        {
+            self.add(from, &bits);
         }
     }
+
+    fn add(&mut self, value: Value, bits: &[u64]) {
+        if self.values.get(value).is_none() {
+            self.values.insert(value, Vec::new());
+        }
+        let Some(own) = self.values.get_mut(value) else { return };
+        own.resize(own.len().max(bits.len()), 0);
+        for (own, more) in own.iter_mut().zip(bits) {
+            self.changed |= *more & !*own != 0;
+            *own |= more;
+        }
+    }
+}
+
+/// The file and the number of a line.
+type Line = Option<(&'static str, u32)>;
+
+fn line(node: &Node) -> Line {
+    node.site.map(|site| (site.file(), site.line()))
 }
 
 /// Whether results are the operands in another form: views, casts, and what is gathered.
