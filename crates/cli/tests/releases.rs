@@ -100,7 +100,7 @@ fn members(mesh: &Mesh, func: &Func, start: Value) -> u32 {
 fn no_release_can_be_left_out() {
     let (mut ran, mut all, mut caught, mut silent) = (0, 0, 0, Vec::new());
     let (mut alone, mut entries, mut entries_caught) = (0, 0, 0);
-    for (seed, (name, program, func, inputs)) in (0..).zip(samples(60)) {
+    for (seed, (name, program, func, inputs)) in (0..).zip(samples(120)) {
         let expected = consort_oracle::run(&program, &func, &inputs);
         let func = program.func(&func).unwrap();
         let given = Rng::new(seed).next_u64();
