@@ -703,7 +703,7 @@ fn a_wait_for_a_buffer_fails_with_the_operation_that_uses_it() {
     }
 }
 
-/// A caller that can do something else waits a little, and the operation goes on.
+/// A caller that can do something else waits a little, and the operation does not fail.
 #[test]
 fn a_wait_without_a_deadline_fails_nothing() {
     let has_looked = Barrier::new(2);

@@ -17,7 +17,7 @@ impl Bar<Stderr> {
 impl<W: Write> Bar<W> {
     /// How much is done, from 0 to 1, and what is being done.
     pub(super) fn show(&mut self, done: f64, doing: &str) {
-        // With the longest text within the 80 columns of a terminal: what does not fit would go on in a line that stays.
+        // With the longest text within the 80 columns of a terminal: a longer line would wrap, and its rest would stay.
         const WIDTH: usize = 20;
         let full = (done.clamp(0.0, 1.0) * WIDTH as f64) as usize;
         self.write(&format!("\r\x1b[K  {}{} {doing}", "█".repeat(full), "░".repeat(WIDTH - full)));

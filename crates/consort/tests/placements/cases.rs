@@ -5,7 +5,7 @@ use consort::{Flatten, Group, Mesh, Reduce, Result, Steady, Tensor, compile, com
 /// A case by name, on a mesh with the axes `dp` and `tp`, of size 2.
 pub(crate) type Case = (&'static str, fn(Mesh) -> Result<()>);
 
-/// Those after which the ranks go on together.
+/// Cases after which the ranks can be used for the next case.
 pub(crate) const CASES: [Case; 1] = [(
     "a14_a_right_step_is_not_refused_and_weights_stay_equal",
     a14_a_right_step_is_not_refused_and_weights_stay_equal,

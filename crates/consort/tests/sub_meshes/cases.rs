@@ -5,7 +5,7 @@ use consort::{Compiled, Dtype, Group, Mesh, Reduce, Result, Steady, Tensor, comp
 /// A case by name, on a mesh with the axes `pp` and `tp`, of size 2.
 pub(crate) type Case = (&'static str, fn(Mesh) -> Result<()>);
 
-/// Those after which the ranks go on together.
+/// Cases after which the ranks can be used for the next case.
 pub(crate) const CASES: [Case; 5] = [
     ("d2_each_sub_mesh_has_a_program_of_its_own", d2_each_sub_mesh_has_a_program_of_its_own),
     (
@@ -197,7 +197,7 @@ fn d3_ranks_of_a_sub_mesh_may_meet_at_every_nth_call_only(mesh: Mesh) -> Result<
     Ok(())
 }
 
-/// And then at one at which they do not: in the second stage only, and the first goes on.
+/// And then at one at which they do not: in the second stage only, and the first is not affected.
 fn d3_a_call_between_meetings_of_a_sub_mesh_that_needs_one_is_an_error(mesh: Mesh) -> Result<()> {
     if place(&mesh.axis("pp")?)? == 0 {
         assert_eq!(meeting_at_every_fourth(&mesh, &[2; 8])?, [0.0, 14.0]);

@@ -9,7 +9,7 @@ use consort_examples::{
 /// An example that trains.
 pub(crate) struct Way {
     pub(crate) name: &'static str,
-    /// The losses of so many steps.
+    /// The losses of this number of steps.
     pub(crate) train: fn(&Mesh, Dtype, usize) -> Result<Vec<f64>>,
     /// The axes of its mesh.
     pub(crate) axes: &'static [&'static str],
